@@ -1,0 +1,1 @@
+"""Asynchronous reinforcement-learning post-training, run end to end as Prefect flows."""

@@ -1,0 +1,180 @@
+"""A run's identity and folder: where its log, checkpoints and reports are, and who may work in it.
+
+    <home>/                       OFFBEAT_HOME, by default ./runs
+      store/<run_id>/             the object store (local backend): checkpoints/, policy/, status/
+      mlflow.db, mlartifacts/     MLflow's own, unless a tracking address is given
+      <run_id>/
+        run.yaml                  the resolved configuration, frozen at the start
+        log/                      the trajectory log (sqlite backend)
+        checkpoints/step-000001000/
+        quality/  output/         Data Docs; what the children print
+        locks/                    one file per role, held while its process lives
+        report.json               the final account, the keys of `offbeat run --json`
+"""
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from offbeat.config import RunConfig, config_changes, dump_config, load_config
+from offbeat.errors import ConfigError, NotReady, ResumeRefused, RunLocked, StoreUnavailable
+from offbeat.log import Log, open_log
+from offbeat.store import Store, open_store
+
+RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
+
+# What a resumed run must keep: change it and the log no longer means the same trajectories or the same steps.
+FROZEN_KEYS = ("name", "seed", "workload.", "log.kind", "generator.num_generators", "training.algorithm.", "training.torch_threads", "training.device", "training.max_staleness", "training.gradient_clip", "training.reward_fn")
+
+
+def default_home() -> Path:
+    """Folder that holds all runs: OFFBEAT_HOME, or ./runs."""
+    return Path(os.environ.get("OFFBEAT_HOME", "runs")).absolute()
+
+
+def new_run_id(name: str) -> str:
+    """A fresh run id: the configuration's name, the UTC time, and a few random letters."""
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run: its id, its resolved configuration and its home folder."""
+
+    run_id: str
+    config: RunConfig
+    home: Path
+
+    @classmethod
+    def create(cls, config: RunConfig, *, run_id: str | None = None, home: Path | None = None) -> "Run":
+        """Make the run's folder and freeze its configuration; raises NotReady when the folder cannot be written."""
+        chosen = run_id or new_run_id(config.name)
+        if not RUN_ID.match(chosen):
+            raise ConfigError(f"run id: got {chosen!r}, expected letters, digits, '.', '_' and '-'")
+        run = cls(run_id=chosen, config=config, home=(home or default_home()).absolute())
+        try:
+            for folder in (run.folder, run.checkpoints, run.folder / "locks", run.folder / "output"):
+                folder.mkdir(parents=True, exist_ok=True)
+            if run.config_file.exists():
+                raise ConfigError(f"run {chosen} exists already in {run.home}; continue it with `offbeat resume {chosen}`")
+            _write_whole(run.config_file, dump_config(config))
+        except OSError as error:
+            raise NotReady(f"cannot write the run folder {run.folder}: {error.strerror}") from error
+        return run
+
+    @classmethod
+    def open(cls, run: str | Path, *, home: Path | None = None) -> "Run":
+        """Open a run by its id (under `home`) or by its folder; raises ConfigError when there is none."""
+        text = str(run)
+        folder = Path(text) if os.sep in text else (home or default_home()) / text
+        if not (folder / "run.yaml").is_file():
+            known = sorted(path.parent.name for path in folder.parent.glob("*/run.yaml"))[-5:]
+            raise ConfigError(f"no run {folder.name!r} in {folder.parent}; newest there: {', '.join(known) or 'none'}")
+        config = load_config(folder / "run.yaml", environ={})
+        return cls(run_id=folder.name, config=config, home=folder.parent.absolute())
+
+    @property
+    def folder(self) -> Path:
+        """The run's own folder."""
+        return self.home / self.run_id
+
+    @property
+    def config_file(self) -> Path:
+        """The frozen configuration."""
+        return self.folder / "run.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Local checkpoints, `step-000001000/` each."""
+        return self.folder / "checkpoints"
+
+    @property
+    def tracking_uri(self) -> str:
+        """MLflow's address: the configured one, or a SQLite database beside the runs."""
+        return self.config.registry.tracking_uri or f"sqlite:///{self.home / 'mlflow.db'}"
+
+    def open_log(self) -> Log:
+        """The run's log, through the one factory."""
+        log = self.config.log
+        return open_log(
+            log.kind,
+            folder=self.folder / "log",
+            num_partitions=self.config.generator.num_generators,
+            max_record_bytes=log.max_record_bytes,
+        )
+
+    def open_store(self) -> Store:
+        """The run's own corner of the store (every key is relative to it)."""
+        root = Path(self.config.store.root).absolute() if self.config.store.root else self.home / "store"
+        return open_store(self.config.store.kind, root=root / self.run_id)
+
+    def changed(self, config: RunConfig) -> "Run":
+        """This run under a changed configuration, frozen anew; raises ResumeRefused naming what cannot change."""
+        changes = config_changes(self.config, config)
+        refused = {key: change for key, change in changes.items() if key.startswith(FROZEN_KEYS)}
+        if refused:
+            lines = [f"  {key}: was {old!r}, now {new!r}" for key, (old, new) in refused.items()]
+            raise ResumeRefused("\n".join([f"run {self.run_id} cannot be resumed with these changes:", *lines]))
+        _write_whole(self.config_file, dump_config(config))
+        return Run(run_id=self.run_id, config=config, home=self.home)
+
+    @contextmanager
+    def hold(self, role: str) -> Iterator[None]:
+        """Hold a role ('lifecycle', 'trainer', 'generator-0') while the block runs; raises RunLocked when another process does."""
+        path = self.folder / "locks" / role
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                raise RunLocked(f"run {self.run_id}: process {file.read().strip() or '?'} already works as {role}") from error
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def write_report(self, report: Mapping[str, Any]) -> None:
+        """Keep the run's final account."""
+        _write_whole(self.folder / "report.json", json.dumps(report, indent=2))
+
+    def read_report(self) -> dict[str, Any] | None:
+        """The final account, None before there is one."""
+        path = self.folder / "report.json"
+        return dict(json.loads(path.read_text())) if path.is_file() else None
+
+
+def write_status(store: Store, role: str, status: Mapping[str, Any]) -> bool:
+    """Publish what a process says of itself under `status/<role>.json`; False when the store is away.
+
+    Keys: role, pid, host, http (URL), phase ('starting', 'working', 'waiting', 'stopped'), progress (int that grows while the
+    process does its work or rightly waits), updated_at_ns, and the role's own numbers.
+    """
+    try:
+        store.put(f"status/{role}.json", json.dumps({"role": role, **status}).encode())
+    except StoreUnavailable:
+        return False
+    return True
+
+
+def read_status(store: Store) -> dict[str, dict[str, Any]]:
+    """The last word of every process of the run, by role."""
+    found = {}
+    for info in store.list("status/"):
+        status = json.loads(store.get(info.key))
+        found[status["role"]] = status
+    return found
+
+
+def _write_whole(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,101 @@
+"""What a kind of work must bring: a trajectory schema, a policy, a rollout, a learner and an evaluation.
+
+    make_policy ──> rollout.collect(policy, version) ──> TrajectoryBatch ──> learner.step(batch, seed) ──> learner.weights()
+                                                                             learner.save / load     ──> evaluate(policy)
+
+Everything else (log, admission, plan, checkpoints, lifecycle) is shared and knows only these protocols.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from offbeat.trajectory import TrajectoryBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Weights = Mapping[str, "Tensor"]
+
+
+class Policy(Protocol):
+    """Parameters that can act. One instance is used by one thread at a time."""
+
+    def load_weights(self, weights: Weights) -> None:
+        """Take over published parameters; raises WorkloadError when names or shapes differ."""
+
+
+class Rollout(Protocol):
+    """Acts with a policy and records what happened. Owned by one generator."""
+
+    @property
+    def num_trajectories(self) -> int:
+        """Trajectories that the next `collect` returns; admission is asked for this many."""
+
+    def collect(self, policy: Policy, version: int) -> TrajectoryBatch:
+        """Act until `num_trajectories` are complete; raises WorkloadError when the environment fails.
+
+        After a WorkloadError the next call starts from fresh episodes and nothing of the failed unroll is returned.
+        """
+
+    def close(self) -> None:
+        """Give back environments and processes."""
+
+
+class Learner(Protocol):
+    """Parameters that learn. Everything it computes is a function of its state, the batch and the seed."""
+
+    def step(self, batch: TrajectoryBatch, *, seed: int) -> dict[str, float]:
+        """One step on a batch. The metrics hold at least `training_loss` and `samples` (environment steps or tokens)."""
+
+    def weights(self) -> Weights:
+        """Parameters that generators need, as CPU tensors that later steps do not change."""
+
+    def digest(self) -> str:
+        """Digest (hex) of every parameter and optimiser value; equal digests mean bit-equal learners."""
+
+    def save(self, folder: Path) -> None:
+        """Write `policy/` (what acts; opens without the learner) and the optimiser's state; safetensors and JSON only."""
+
+    def load(self, folder: Path) -> None:
+        """Take over what `save` wrote, exactly; raises CheckpointError when it does not fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """An evaluation: one score per seed, in seed order, so that two policies compare pairwise.
+
+    name: what the score is ('return', 'accuracy'). values: float64 [num_seeds]. extras: more means by name.
+    """
+
+    name: str
+    seeds: Sequence[int]
+    values: np.ndarray[Any, np.dtype[np.float64]]
+    extras: Mapping[str, float] = field(default_factory=dict)
+
+
+class Workload(Protocol):
+    """One kind of work, set up from a run's configuration."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of its trajectories (see offbeat.trajectory)."""
+
+    def make_policy(self) -> Policy:
+        """A fresh policy, as a generator needs it; acts only after `load_weights`."""
+
+    def make_rollout(self, *, seed: int) -> Rollout:
+        """A rollout whose randomness comes from `seed` alone."""
+
+    def make_learner(self) -> Learner:
+        """A learner at step 0; its parameters come from the run's seed alone."""
+
+    def load_policy(self, folder: Path) -> Policy:
+        """The policy that a checkpoint's `policy/` folder holds; raises CheckpointError."""
+
+    def evaluate(self, policy: Policy, *, num_episodes: int, seed: int) -> Scores:
+        """Greedy episodes on seeds `seed`, `seed + 1`, ...; raises EvaluationError."""
