@@ -5,12 +5,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressRequest:
-    """A generator's report and wish. `produced` counts trajectories that this incarnation has appended."""
+    """A generator's report and wish.
+
+    `version` is the policy version that it would act with now; `produced` counts trajectories that this incarnation has
+    appended; `wanted` is how many more it would append next. `patience_s` is how long the answer may wait for a grant
+    or a newer version.
+    """
 
     generator: int
     incarnation: int
+    version: int
     produced: int
     wanted: int
+    patience_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
