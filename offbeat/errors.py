@@ -23,7 +23,8 @@
     ├── ServiceUnavailable       the trainer's policy service does not answer
     ├── WorkloadError            the environment raised or returned what it must not
     ├── EvaluationError          an evaluation that cannot be scored
-    ├── RegistryError            the model registry refused or does not answer
+    ├── RegistryError            the model registry refused
+    │   └── RegistryUnavailable  the registry does not answer, or has no room; trying again may help
     └── RunFailed                the run ended without its result
         ├── ChildFailed          a generator or trainer kept dying or stood still
         ├── GateRejected         the challenger did not pass and promotion was required
@@ -133,7 +134,11 @@ class EvaluationError(OffbeatError):
 
 
 class RegistryError(OffbeatError):
-    """The model registry refused, or does not answer."""
+    """The model registry refused."""
+
+
+class RegistryUnavailable(RegistryError):
+    """The registry does not answer or has no room; trying again may help."""
 
 
 class RunFailed(OffbeatError):
