@@ -22,6 +22,7 @@ Next-step is Gymnasium's NEXT_STEP autoreset; same-step is its SAME_STEP, or DIS
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -97,6 +98,28 @@ def control_schema(
             ragged("episode_lengths", pa.int32()),
         ]
     )
+
+
+def action_document(action: ActionSpec) -> dict[str, Any]:
+    """An action space as JSON knows it: infinite bounds are null."""
+    if isinstance(action, Discrete):
+        return {"kind": "discrete", "n": action.n, "start": action.start}
+    bounds = {
+        name: [value if math.isfinite(value) else None for value in values]
+        for name, values in (("low", action.low), ("high", action.high))
+    }
+    return {"kind": "box", "shape": list(action.shape), **bounds}
+
+
+def action_from_document(document: Mapping[str, Any]) -> ActionSpec:
+    """What `action_document` wrote; raises KeyError, TypeError or ValueError for anything else."""
+    if document["kind"] == "discrete":
+        return Discrete(n=int(document["n"]), start=int(document["start"]))
+    if document["kind"] != "box":
+        raise ValueError(f"action kind: got {document['kind']!r}, expected 'discrete' or 'box'")
+    low = tuple(-math.inf if value is None else float(value) for value in document["low"])
+    high = tuple(math.inf if value is None else float(value) for value in document["high"])
+    return Box(shape=tuple(map(int, document["shape"])), low=low, high=high)
 
 
 def _action_column(action: ActionSpec, length: int) -> Any:

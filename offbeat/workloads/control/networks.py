@@ -1,0 +1,83 @@
+"""The trunks of an actor-critic: a multi-layer perceptron for flat observations, convolutions for images.
+
+Every layer is initialised orthogonally from an explicit generator; nothing draws from torch's global one.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from offbeat.config.models import PolicyConfig
+from offbeat.errors import UnsupportedSpace
+from offbeat.workloads.control.columns import Spaces
+
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
+COARSE_FROM = 64  # Pixels: images at least this high and wide are first reduced by 4 instead of 2.
+
+
+class Permute(nn.Module):
+    """Images [N, H, W, C] as [N, C, H, W], without a copy."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Move the channels to the front."""
+        return images.permute(0, 3, 1, 2)
+
+
+def make_trunk(config: PolicyConfig, spaces: Spaces, generator: torch.Generator) -> tuple[nn.Sequential, int]:
+    """A trunk from scaled float observations [N, *shape] to features [N, F], and F."""
+    layers, size = _convolutions(config, spaces, generator) if is_image(spaces) else _flat(spaces)
+    for units in config.hidden_sizes:
+        layers += [make_linear(size, units, math.sqrt(2), generator), ACTIVATIONS[config.activation]()]
+        size = units
+    return nn.Sequential(*layers), size
+
+
+def make_linear(size: int, units: int, gain: float, generator: torch.Generator) -> nn.Linear:
+    """A linear layer with orthogonal weights of this gain and zero biases."""
+    layer: nn.Linear = skip_init(nn.Linear, size, units)  # type: ignore[no-untyped-call]
+    _initialise(layer, gain, generator)
+    return layer
+
+
+def is_image(spaces: Spaces) -> bool:
+    """Whether observations go through convolutions: three axes, or two of bytes (a grey image)."""
+    axes = len(spaces.observation_shape)
+    return axes == 3 or (axes == 2 and spaces.observation_dtype == "uint8")
+
+
+def _flat(spaces: Spaces) -> tuple[list[nn.Module], int]:
+    shape = spaces.observation_shape
+    return ([] if len(shape) == 1 else [nn.Flatten()]), math.prod(shape)
+
+
+def _convolutions(config: PolicyConfig, spaces: Spaces, generator: torch.Generator) -> tuple[list[nn.Module], int]:
+    layers, (channels, height, width) = _to_channels_first(spaces.observation_shape)
+    stride = 4 if min(height, width) >= COARSE_FROM else 2
+    for wanted in config.conv_channels:
+        convolution: nn.Conv2d = skip_init(  # type: ignore[no-untyped-call]
+            nn.Conv2d, channels, wanted, kernel_size=2 * stride, stride=stride, padding=stride // 2
+        )
+        _initialise(convolution, math.sqrt(2), generator)
+        layers += [convolution, nn.ReLU()]
+        channels, height, width, stride = wanted, height // stride, width // stride, 2
+    if min(height, width) < 1:
+        shape, count = spaces.observation_shape, len(config.conv_channels)
+        raise UnsupportedSpace(f"images of shape {shape} are too small for {count} convolutions; shorten conv_channels")
+    return [*layers, nn.Flatten()], channels * height * width
+
+
+def _to_channels_first(shape: Sequence[int]) -> tuple[list[nn.Module], tuple[int, int, int]]:
+    if len(shape) == 2:
+        return [nn.Unflatten(1, (1, shape[0]))], (1, shape[0], shape[1])
+    if shape[2] <= shape[0]:
+        return [Permute()], (shape[2], shape[0], shape[1])
+    return [], (shape[0], shape[1], shape[2])
+
+
+def _initialise(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Generator) -> None:
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
