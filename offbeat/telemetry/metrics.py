@@ -45,7 +45,10 @@ class ProcessMetrics(Collector):
 
     def exposition(self, accept: str) -> tuple[str, bytes]:
         """(content type, body) in the Prometheus format that the Accept header prefers."""
-        encoder, content_type = choose_encoder(accept)
+        try:
+            encoder, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version parameter that is no version: any client may send one
+            encoder, content_type = choose_encoder("text/plain")
         return content_type, encoder(self.registry)
 
     def observe_weight_sync(self, seconds: float) -> None:

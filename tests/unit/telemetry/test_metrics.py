@@ -156,3 +156,7 @@ def test_two_trainers_in_one_process_do_not_share_numbers():
     first, second = TrainerMetrics(), TrainerMetrics()
     first.set_policy_version(5)
     assert second.snapshot()["policy_version"] == 0
+
+
+def test_a_format_version_that_is_none_gets_plain_text():
+    assert TrainerMetrics().exposition("application/openmetrics-text;version=abc")[0].startswith("text/plain")
