@@ -1,4 +1,4 @@
-"""From a YAML file, `key=value` overrides and the environment to a RunConfig, or one ConfigError that names every fault."""
+"""From a YAML file, `key=value` overrides and the environment to a RunConfig, or one ConfigError naming every fault."""
 
 import difflib
 import hashlib
@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from offbeat.config.models import RunConfig
+from offbeat.config.yaml_format import read_yaml, write_yaml
 from offbeat.errors import ConfigError
 
 # Names that operators know from other systems, and the keys they stand for.
@@ -20,6 +21,9 @@ ENVIRONMENT_KEYS = {
     "SYNC_INTERVAL": "training.sync_interval",
     "GRADIENT_CLIP": "training.gradient_clip",
 }
+
+# Below this likeness (0 to 1) a valid key is no guess at what was meant.
+LEAST_LIKENESS = 0.6
 
 
 def load_config(
@@ -35,7 +39,7 @@ def load_config(
     """
     source = Path(path)
     try:
-        data = yaml.safe_load(source.read_text(encoding="utf-8"))
+        data = read_yaml(source.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {source}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -67,13 +71,15 @@ def config_digest(config: RunConfig) -> str:
 
 def dump_config(config: RunConfig) -> str:
     """The resolved configuration as YAML, which `load_config` reads back to an equal RunConfig."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return write_yaml(config.model_dump(mode="json"))
 
 
 def config_changes(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Dotted keys whose value differs, with the old and the new value."""
     before, after = dict(_flatten(old.model_dump(mode="json"))), dict(_flatten(new.model_dump(mode="json")))
-    return {key: (before.get(key), after.get(key)) for key in sorted(before | after) if before.get(key) != after.get(key)}
+    return {
+        key: (before.get(key), after.get(key)) for key in sorted(before | after) if before.get(key) != after.get(key)
+    }
 
 
 def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -103,16 +109,9 @@ def _parsed(overrides: Iterable[str] | Mapping[str, Any]) -> Iterator[tuple[str,
 
 def _yaml_value(key: str, text: str) -> Any:
     try:
-        value = yaml.safe_load(text)
+        return read_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{key}: got {text!r}, which is not a YAML value") from error
-    # YAML 1.1 reads 1e-3 as a string; people mean the number.
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
 
 
 def _assign(data: dict[str, Any], key: str, value: Any) -> None:
@@ -128,23 +127,30 @@ def _assign(data: dict[str, Any], key: str, value: Any) -> None:
 def _explain(fault: Any) -> str:
     location = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
-        return f"  {location}: unknown key{_nearest(fault['loc'])}"
-    return f"  {location or 'configuration'}: got {fault['input']!r}; {fault['msg']}"
+        return f"  {location}: unknown key{_nearest(location)}"
+    message = fault["msg"].removeprefix("Value error, ")
+    got = "" if isinstance(fault["input"], dict) else f"got {fault['input']!r}; "
+    return f"  {location or 'configuration'}: {got}{message}"
 
 
-def _nearest(location: tuple[Any, ...]) -> str:
-    valid = list(_model_at(location[:-1]).model_fields)
-    close = difflib.get_close_matches(str(location[-1]), valid, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]}?"
-    elsewhere = difflib.get_close_matches(str(location[-1]), [key.rsplit(".", 1)[-1] for key in all_keys()], n=1, cutoff=0.7)
-    for key in all_keys():
-        if elsewhere and key.rsplit(".", 1)[-1] == elsewhere[0]:
-            return f"; did you mean {key}?"
-    return f"; valid keys here: {', '.join(valid)}"
+def _nearest(key: str) -> str:
+    section, _, word = key.rpartition(".")
+    sections = {name.rpartition(".")[0] for name in all_keys()} - {""}
+    likeness = {name: _likeness(word, section, name) for name in [*all_keys(), *sorted(sections)]}
+    best = max(likeness, key=likeness.__getitem__)
+    if likeness[best] < LEAST_LIKENESS:
+        return f"; valid keys here: {', '.join(_model_at(section.split('.')).model_fields)}"
+    return f"; did you mean {best.rpartition('.')[2] if best.rpartition('.')[0] == section else best}?"
 
 
-def _model_at(location: tuple[Any, ...]) -> type[BaseModel]:
+def _likeness(word: str, section: str, name: str) -> float:
+    """How well a valid name fits: the same word in another section first, then a near one in the same section."""
+    home, _, valid = name.rpartition(".")
+    ratio = difflib.SequenceMatcher(None, word, valid).ratio()
+    return min(ratio + 0.15, 0.99) if home == section and ratio < 1 else ratio
+
+
+def _model_at(location: Iterable[str]) -> type[BaseModel]:
     model: type[BaseModel] = RunConfig
     for part in location:
         inner = model.model_fields[part].annotation if part in model.model_fields else None

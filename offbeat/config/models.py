@@ -14,28 +14,34 @@ MODULE_FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 class Section(BaseModel):
     """Base of every part of the configuration."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class PolicyConfig(Section):
     """Shape of the actor-critic network."""
 
-    hidden_sizes: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = Field((64, 64), description="Units of each hidden layer.")
+    hidden_sizes: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = Field(
+        (64, 64), description="Units of each hidden layer."
+    )
     activation: Literal["tanh", "relu", "elu"] = Field("tanh", description="Non-linearity between layers.")
     conv_channels: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
         (16, 32), description="Channels of each convolution, used when observations are images."
     )
     shared_trunk: bool = Field(False, description="One trunk for actor and critic instead of one each.")
-    initial_log_std: float = Field(0.0, ge=-10, le=2, description="Start of the log standard deviation for continuous actions.")
+    initial_log_std: float = Field(
+        0.0, ge=-10, le=2, description="Start of the log standard deviation for continuous actions."
+    )
 
 
 class ControlConfig(Section):
     """A Gymnasium environment, played by a feed-forward actor-critic."""
 
-    kind: Literal["control"] = "control"
+    kind: Literal["control"] = Field("control", description="Kind of work.")
     env_id: str = Field("CartPole-v1", min_length=1, description="Gymnasium environment id.")
     env_fn: str | None = Field(
-        None, pattern=MODULE_FUNCTION, description="`package.module:function` that makes the environment, instead of env_id."
+        None,
+        pattern=MODULE_FUNCTION,
+        description="`package.module:function` that makes the environment, instead of env_id.",
     )
     env_kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments for the environment.")
     num_envs: int = Field(64, ge=1, le=65536, description="Environments that each generator steps at once.")
@@ -55,7 +61,9 @@ class GeneratorConfig(Section):
 
     num_generators: int = Field(2, ge=1, le=1024, description="Generator processes.")
     torch_threads: int = Field(1, ge=1, le=256, description="Threads of each generator's policy.")
-    max_env_errors: int = Field(3, ge=0, le=1_000_000, description="Environment failures in a row before the generator fails.")
+    max_env_errors: int = Field(
+        3, ge=0, le=1_000_000, description="Environment failures in a row before the generator fails."
+    )
     record_bytes: int = Field(1 << 20, ge=1 << 10, le=64 << 20, description="Target size of one log record, in bytes.")
 
 
@@ -64,8 +72,12 @@ class LogConfig(Section):
 
     kind: Literal["sqlite"] = Field("sqlite", description="Backend of the log.")
     codec: Literal["none", "lz4", "zstd"] = Field("none", description="Compression of records.")
-    retention_s: float = Field(7 * 86400, gt=0, description="Age in seconds beyond which resolved trajectories are deleted.")
-    max_record_bytes: int = Field(8 << 20, ge=1 << 16, le=512 << 20, description="Largest record the log takes, in bytes.")
+    retention_s: float = Field(
+        7 * 86400, gt=0, description="Age in seconds beyond which resolved trajectories are deleted."
+    )
+    max_record_bytes: int = Field(
+        8 << 20, ge=1 << 16, le=512 << 20, description="Largest record the log takes, in bytes."
+    )
 
 
 class StoreConfig(Section):
@@ -78,12 +90,18 @@ class StoreConfig(Section):
 class AppoConfig(Section):
     """Asynchronous PPO: clipped policy gradient on V-trace (off-policy) or GAE (on-policy) advantages."""
 
-    kind: Literal["appo"] = "appo"
-    correction: Literal["vtrace", "gae"] = Field("vtrace", description="How advantages are computed; gae ignores staleness.")
+    kind: Literal["appo"] = Field("appo", description="Algorithm of the learner.")
+    correction: Literal["vtrace", "gae"] = Field(
+        "vtrace", description="How advantages are computed; gae ignores staleness."
+    )
     learning_rate: float = Field(1e-3, gt=0, le=1, description="Step size of Adam.")
-    lr_schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Course of the step size over max_steps.")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="Course of the step size over max_steps."
+    )
     discount: float = Field(0.99, ge=0, le=1, description="Discount per step (gamma).")
-    trace_lambda: float = Field(0.95, ge=0, le=1, description="Decay of the multi-step estimate (lambda of GAE and V-trace).")
+    trace_lambda: float = Field(
+        0.95, ge=0, le=1, description="Decay of the multi-step estimate (lambda of GAE and V-trace)."
+    )
     rho_bar: float = Field(1.0, gt=0, le=100, description="Truncation of importance weights in V-trace targets.")
     c_bar: float = Field(1.0, gt=0, le=100, description="Truncation of importance weights in V-trace traces.")
     clip_ratio: float = Field(0.2, gt=0, le=10, description="PPO clip range around a ratio of 1.")
@@ -100,18 +118,32 @@ class TrainingConfig(Section):
 
     algorithm: AppoConfig = Field(default_factory=AppoConfig, description="What the learner optimises.")
     batch_size: int = Field(4096, ge=1, le=1 << 24, description="Trajectories per step.")
-    batch_size_min: int | None = Field(None, ge=1, description="Lower bound of the dynamic batch size (default: batch_size).")
-    batch_size_max: int | None = Field(None, ge=1, description="Upper bound of the dynamic batch size (default: batch_size).")
+    batch_size_min: int | None = Field(
+        None, ge=1, description="Lower bound of the dynamic batch size (default: batch_size)."
+    )
+    batch_size_max: int | None = Field(
+        None, ge=1, description="Upper bound of the dynamic batch size (default: batch_size)."
+    )
     age_target_s: float = Field(5.0, gt=0, description="Trajectory age in seconds above which the dynamic batch grows.")
     max_steps: int = Field(10000, ge=1, description="Steps to train, one batch each.")
-    max_staleness: int = Field(4, ge=0, le=1_000_000, description="Versions that a trajectory may lag behind; 0 is synchronous.")
+    max_staleness: int = Field(
+        4, ge=0, le=1_000_000, description="Versions that a trajectory may lag behind; 0 is synchronous."
+    )
     sync_interval: float = Field(300.0, gt=0, description="Most seconds between published policy versions.")
-    sync_cost_share: float = Field(0.05, gt=0, le=1, description="Share of time that publishing may take before it is done less often.")
-    buffer_capacity: int = Field(1_000_000, ge=1, description="Trajectories that may wait for training; the oldest are evicted.")
-    buffer_bytes: int = Field(4 << 30, ge=1 << 20, description="Bytes that may wait for training; the oldest are evicted.")
+    sync_cost_share: float = Field(
+        0.05, gt=0, le=1, description="Share of time that publishing may take before it is done less often."
+    )
+    buffer_capacity: int = Field(
+        1_000_000, ge=1, description="Trajectories that may wait for training; the oldest are evicted."
+    )
+    buffer_bytes: int = Field(
+        4 << 30, ge=1 << 20, description="Bytes that may wait for training; the oldest are evicted."
+    )
     gradient_clip: float = Field(1.0, gt=0, description="Largest gradient norm.")
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?|mps)$", description="Device of the learner.")
-    torch_threads: int = Field(1, ge=1, le=256, description="Threads of the learner; fixed so that steps can be repeated exactly.")
+    torch_threads: int = Field(
+        1, ge=1, le=256, description="Threads of the learner; fixed so that steps can be repeated exactly."
+    )
     reward_fn: str | None = Field(None, description="Reward by built-in name or `package.module:function` (language).")
 
     @model_validator(mode="after")
@@ -120,7 +152,9 @@ class TrainingConfig(Section):
         if not low <= self.batch_size <= high:
             raise ValueError(f"batch_size {self.batch_size} is outside batch_size_min {low} .. batch_size_max {high}")
         if self.buffer_capacity < high:
-            raise ValueError(f"buffer_capacity {self.buffer_capacity} is below the largest batch of {high} trajectories")
+            raise ValueError(
+                f"buffer_capacity {self.buffer_capacity} is below the largest batch of {high} trajectories"
+            )
         return self
 
     @property
@@ -143,7 +177,7 @@ class EvaluationConfig(Section):
     episodes: int = Field(100, ge=1, le=100_000, description="Evaluation episodes.")
     seed: int = Field(10_000, ge=0, description="Seed of the first episode; each next one adds one.")
     max_episode_steps: int = Field(100_000, ge=1, description="Steps after which an endless episode is cut.")
-    min_return: float | None = Field(None, description="Mean return below which the gate rejects.")
+    min_return: float | None = Field(None, ge=-1e12, le=1e12, description="Mean return below which the gate rejects.")
     tolerance: float = Field(0.0, ge=0, description="How far below the champion's mean return a challenger may lie.")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="Level of the bootstrap confidence intervals.")
     require_promotion: bool = Field(False, description="A rejected challenger fails the run.")
@@ -152,9 +186,13 @@ class EvaluationConfig(Section):
 class RegistryConfig(Section):
     """MLflow: runs and model versions."""
 
-    tracking_uri: str | None = Field(None, description="MLflow tracking address; by default a database beside the runs.")
+    tracking_uri: str | None = Field(
+        None, description="MLflow tracking address; by default a database beside the runs."
+    )
     experiment: str = Field("offbeat", min_length=1, description="MLflow experiment.")
-    model_name: str | None = Field(None, min_length=1, description="Registered model; by default the run configuration's name.")
+    model_name: str | None = Field(
+        None, min_length=1, description="Registered model; by default the run configuration's name."
+    )
 
 
 class ObservationConfig(Section):
@@ -162,7 +200,9 @@ class ObservationConfig(Section):
 
     host: str = Field("127.0.0.1", description="Address the HTTP endpoints and the policy service bind to.")
     trainer_port: int = Field(0, ge=0, le=65535, description="Trainer's HTTP port; 0 takes a free one.")
-    generator_port: int = Field(0, ge=0, le=65535, description="Generator's HTTP port, plus its index; 0 takes a free one.")
+    generator_port: int = Field(
+        0, ge=0, le=65535, description="Generator's HTTP port, plus its index; 0 takes a free one."
+    )
     service_port: int = Field(0, ge=0, le=65535, description="Policy service's port; 0 takes a free one.")
     interval_s: float = Field(2.0, gt=0, le=3600, description="Seconds between progress reports and metric batches.")
     quality_interval_s: float = Field(30.0, gt=0, description="Seconds between quality checks on sampled trajectories.")
@@ -172,10 +212,16 @@ class ObservationConfig(Section):
 class LauncherConfig(Section):
     """Where the long-running subflows run, and how they are kept alive."""
 
-    kind: Literal["process", "deployment"] = Field("process", description="process: on this machine; deployment: through a work pool.")
-    progress_deadline_s: float = Field(120.0, gt=0, description="Seconds without progress after which a child is restarted.")
+    kind: Literal["process", "deployment"] = Field(
+        "process", description="process: on this machine; deployment: through a work pool."
+    )
+    progress_deadline_s: float = Field(
+        120.0, gt=0, description="Seconds without progress after which a child is restarted."
+    )
     max_restarts: int = Field(3, ge=0, le=1000, description="Restarts of one child before the run fails.")
-    restart_pause_s: float = Field(1.0, ge=0, le=3600, description="Pause before the first restart; it doubles each time.")
+    restart_pause_s: float = Field(
+        1.0, ge=0, le=3600, description="Pause before the first restart; it doubles each time."
+    )
     stop_grace_s: float = Field(10.0, gt=0, le=3600, description="Seconds a child has to stop before it is killed.")
 
 
