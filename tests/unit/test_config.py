@@ -1,0 +1,313 @@
+"""What a run configuration accepts, and what it says to what it does not."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import annotated_types
+import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from offbeat.config import RunConfig, all_keys, config_changes, config_digest, dump_config, load_config, parse_config
+from offbeat.errors import ConfigError
+
+
+def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}", field
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from fields_of(field.annotation, f"{prefix}{name}.")
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def value_of(config: RunConfig, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def fault(data: Mapping[Any, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data)
+    return str(caught.value)
+
+
+ALL_FIELDS = list(fields_of(RunConfig))
+BOUNDED = [(key, field) for key, field in ALL_FIELDS if field.annotation in (int, float, int | None, float | None)]
+
+
+def bounds(field: FieldInfo) -> dict[str, float]:
+    names = {annotated_types.Ge: "ge", annotated_types.Gt: "gt", annotated_types.Le: "le", annotated_types.Lt: "lt"}
+    return {name: getattr(part, name) for kind, name in names.items() for part in field.metadata if type(part) is kind}
+
+
+def test_the_empty_configuration_is_the_defaults(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, ""), environ={}) == RunConfig()
+
+
+@pytest.mark.parametrize(("key", "field"), ALL_FIELDS, ids=[key for key, _ in ALL_FIELDS])
+def test_every_key_has_a_default_and_a_description(key: str, field: FieldInfo) -> None:
+    assert not field.is_required(), key
+    assert field.description, key
+
+
+@pytest.mark.parametrize(("key", "field"), BOUNDED, ids=[key for key, _ in BOUNDED])
+def test_every_number_has_a_bound_that_holds(key: str, field: FieldInfo) -> None:
+    limits = bounds(field)
+    assert limits, f"{key} has no bound"
+    beyond = {"ge": -1, "gt": 0, "le": 1, "lt": 0}
+    for name, limit in limits.items():
+        assert f"{key}: got " in fault(nested(key, limit + beyond[name]))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_no_number_is_infinite(value: float) -> None:
+    for key, field in BOUNDED:
+        if field.annotation in (float, float | None):
+            assert key in fault(nested(key, value))
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("trainig", "training"),
+        ("sed", "seed"),
+        ("training.batchsize", "batch_size"),
+        ("training.max_step", "max_steps"),
+        ("training.gradient_clipping", "gradient_clip"),
+        ("training.algorithm.lerning_rate", "learning_rate"),
+        ("workload.policy.hidden_size", "hidden_sizes"),
+        ("workload.env", "env_id"),
+        ("strategy.num_worker", "num_workers"),
+        ("strategy.checkpoint_frequency", "checkpoint_freq"),
+    ],
+)
+def test_a_misspelt_key_names_the_nearest(misspelt: str, meant: str) -> None:
+    message = fault(nested(misspelt, 1))
+    assert f"{misspelt}: unknown key; did you mean" in message
+    assert message.endswith(f"{meant}?")
+
+
+def test_a_key_in_the_wrong_section_names_its_own() -> None:
+    keys = all_keys()
+    sections = {key.rpartition(".")[0] for key in keys}
+    homes: dict[str, set[str]] = {}
+    for key in keys:
+        homes.setdefault(key.rpartition(".")[2], set()).add(key)
+    for word, right in homes.items():
+        for section in sections:
+            wrong = f"{section}.{word}" if section else word
+            if wrong not in keys:
+                message = fault(nested(wrong, 1))
+                assert any(message.endswith(f"did you mean {key}?") for key in right), message
+
+
+def test_a_section_in_the_wrong_place_names_its_own() -> None:
+    assert "did you mean training.algorithm?" in fault({"algorithm": {}})
+    assert "did you mean workload.policy?" in fault({"training": {"policy": {}}})
+
+
+def test_a_key_like_no_other_lists_the_section() -> None:
+    assert "valid keys here: kind, codec, retention_s, max_record_bytes" in fault({"log": {"zzz": 1}})
+
+
+def test_every_fault_is_named_at_once() -> None:
+    message = fault({"seed": -1, "training": {"batchsize": 1, "max_steps": 0}, "workload": {"num_envs": "many"}})
+    assert message.splitlines()[0].endswith("4 faults")
+    for key in (
+        "seed: got -1",
+        "training.batchsize: unknown",
+        "training.max_steps: got 0",
+        "workload.num_envs: got 'many'",
+    ):
+        assert key in message
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"training": 5}, "training: got 5"),
+        ({1: 2}, "Keys should be strings"),
+        ({"workload": {"kind": "cooking"}}, "workload.kind: got 'cooking'"),
+        ({"workload": {"env_fn": "no_colon"}}, "workload.env_fn: got 'no_colon'"),
+        ({"name": "Has Spaces"}, "name: got 'Has Spaces'"),
+        ({"training": {"batch_size": 8, "batch_size_min": 9}}, "batch_size 8 is outside batch_size_min 9"),
+        ({"training": {"batch_size": 8, "batch_size_max": 7}}, "batch_size 8 is outside"),
+        ({"training": {"batch_size": 8, "buffer_capacity": 7}}, "buffer_capacity 7 is below the largest batch of 8"),
+    ],
+)
+def test_a_wrong_value_says_what_was_got(data: dict[Any, Any], said: str) -> None:
+    assert said in fault(data)
+
+
+def test_names_that_operators_know_are_accepted(tmp_path: Path) -> None:
+    config = load_config(
+        write(
+            tmp_path,
+            """
+            training: {batch_size: 128, max_steps: 50, reward_fn: "my.rewards:exact", gradient_clip: 0.5}
+            strategy: {num_workers: 1, checkpoint_freq: 10}
+            """,
+        ),
+        environ={},
+    )
+    training, strategy = config.training, config.strategy
+    assert (training.batch_size, training.max_steps, training.gradient_clip) == (128, 50, 0.5)
+    assert (training.reward_fn, strategy.num_workers, strategy.checkpoint_freq) == ("my.rewards:exact", 1, 10)
+
+
+@pytest.mark.parametrize(
+    ("variable", "key", "text", "value"),
+    [
+        ("BATCH_SIZE", "training.batch_size", "256", 256),
+        ("BUFFER_CAPACITY", "training.buffer_capacity", "9000", 9000),
+        ("SYNC_INTERVAL", "training.sync_interval", "2.5", 2.5),
+        ("GRADIENT_CLIP", "training.gradient_clip", "5e-1", 0.5),
+    ],
+)
+def test_environment_variables_stand_for_keys(tmp_path: Path, variable: str, key: str, text: str, value: Any) -> None:
+    config = load_config(write(tmp_path, ""), environ={variable: text})
+    assert value_of(config, key) == value
+
+
+def test_later_sources_win_file_environment_overrides(tmp_path: Path) -> None:
+    path = write(tmp_path, "training: {batch_size: 1, gradient_clip: 1, max_steps: 1}")
+    environ = {"BATCH_SIZE": "2", "GRADIENT_CLIP": "2"}
+    training = load_config(path, ["training.batch_size=3"], environ=environ).training
+    assert (training.max_steps, training.gradient_clip, training.batch_size) == (1, 2.0, 3)
+
+
+def test_the_environment_of_the_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCH_SIZE", "77")
+    assert load_config(write(tmp_path, "")).training.batch_size == 77
+
+
+def test_a_wrong_environment_value_names_its_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"training\.batch_size: got 'lots'"):
+        load_config(write(tmp_path, ""), environ={"BATCH_SIZE": "lots"})
+
+
+def test_overrides_are_strings_in_yaml_or_a_mapping(tmp_path: Path) -> None:
+    path = write(tmp_path, "")
+    texts = ["seed=7", "workload.policy.hidden_sizes=[8, 8]", "workload.env_kwargs={gravity: 9.5}", "name=a-b"]
+    values = {"seed": 7, "workload.policy.hidden_sizes": [8, 8], "workload.env_kwargs": {"gravity": 9.5}, "name": "a-b"}
+    assert load_config(path, texts, environ={}) == load_config(path, values, environ={})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seed", "got 'seed', expected section.key=value"),
+        ("=3", "expected section.key=value"),
+        ("seed=[1", "which is not a YAML value"),
+        ("seed.deep=1", "seed is a value, not a section"),
+        ("training.batchsize=3", "did you mean batch_size?"),
+    ],
+)
+def test_a_wrong_override_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path, "seed: 1"), [text], environ={})
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-3", 1e-3), ("2.5e-4", 2.5e-4), ("1E-2", 1e-2), (".5e-1", 0.05)])
+def test_floats_as_people_write_them(tmp_path: Path, text: str, value: float) -> None:
+    path = write(
+        tmp_path, f"workload: {{env_kwargs: {{scale: {text}}}}}\ntraining: {{algorithm: {{learning_rate: {text}}}}}"
+    )
+    config = load_config(path, [f"training.gradient_clip={text}"], environ={})
+    assert config.workload.env_kwargs == {"scale": value}
+    assert config.training.algorithm.learning_rate == value
+    assert config.training.gradient_clip == value
+
+
+def test_words_that_look_like_numbers_stay_words_where_quoted(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, 'workload: {env_kwargs: {a: "1e-3", b: nan, c: 12abc}}'), environ={})
+    assert config.workload.env_kwargs == {"a": "1e-3", "b": "nan", "c": "12abc"}
+    assert load_config(write(tmp_path, dump_config(config)), environ={}) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("training: [", "is not YAML"),
+        ("- a\n- b", "got a list, expected a mapping"),
+        ("just words", "got a str, expected a mapping"),
+        ("seed: 1\nseed: 2", "key 'seed' stands twice"),
+        ("training: {max_steps: 1}\ntraining: {batch_size: 1}", "key 'training' stands twice"),
+        ("seed: !!python/object/apply:os.getcwd []", "is not YAML"),
+        ("a: *missing", "is not YAML"),
+    ],
+)
+def test_faults_of_the_file_itself(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path, text), environ={})
+    assert said in str(caught.value)
+    assert "config.yaml" in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the configuration .*nowhere\.yaml: No such file"):
+        load_config(tmp_path / "nowhere.yaml")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load_config(tmp_path)
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        load_config(binary)
+
+
+def test_a_dumped_configuration_loads_equal(tmp_path: Path) -> None:
+    config = parse_config(
+        {
+            "seed": 3,
+            "workload": {"env_id": "Pendulum-v1", "env_kwargs": {"g": 9.81, "deep": {"a": [1, "x"]}, "empty": {}}},
+            "training": {"algorithm": {"learning_rate": 3e-5}, "batch_size": 7, "batch_size_max": 9},
+            "evaluation": {"min_return": -200.5},
+        }
+    )
+    again = load_config(write(tmp_path, dump_config(config)), environ={})
+    assert again == config
+    assert config_digest(again) == config_digest(config)
+
+
+def test_the_digest_follows_every_value() -> None:
+    digests = {config_digest(parse_config(data)) for data in ({}, {"seed": 1}, {"training": {"gradient_clip": 0.5}})}
+    assert len(digests) == 3
+    assert all(len(digest) == 64 for digest in digests)
+
+
+def test_changes_name_the_key_with_old_and_new() -> None:
+    old = parse_config({"seed": 1, "workload": {"env_kwargs": {"g": 1}}})
+    new = parse_config({"seed": 2, "workload": {"env_kwargs": {}}, "training": {"max_steps": 5}})
+    assert config_changes(old, new) == {
+        "seed": (1, 2),
+        "training.max_steps": (10000, 5),
+        "workload.env_kwargs": (None, {}),
+        "workload.env_kwargs.g": (1, None),
+    }
+    assert config_changes(old, old) == {}
+
+
+def test_a_configuration_cannot_be_changed_in_place() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        RunConfig().training.batch_size = 3  # type: ignore[misc]
+
+
+def test_the_schema_that_forms_are_made_from_is_json() -> None:
+    schema = json.loads(json.dumps(RunConfig.model_json_schema()))
+    assert schema["$defs"]["TrainingConfig"]["properties"]["max_steps"]["description"]
