@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from offbeat.errors import Fenced
 from offbeat.ledger.rows import (
@@ -27,7 +27,7 @@ from offbeat.ledger.rows import (
 )
 from offbeat.log import Log
 
-PLAN = "plan"
+PLAN: Final = "plan"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class PlanView:
 
     def steps_after(self, step: int) -> list[tuple[StepRow, int]]:
         """Planned steps after `step`, in order, each with the position after its row; stops at the first gap."""
-        found = []
+        found: list[tuple[StepRow, int]] = []
         while (planned := self.steps.get(step + len(found) + 1)) is not None:
             found.append(planned)
         return found
@@ -168,7 +168,6 @@ class PlanWriter:
         for record in self._log.read(PLAN, 0, max(self._position, self._log.begin(PLAN, 0))):
             row = parse_row(record)
             if row.epoch > self.epoch:
-                raise Fenced(
-                    f"trainer of epoch {self.epoch} found epoch {row.epoch} on the plan: a newer trainer runs, this one stops"
-                )
+                found = f"epoch {row.epoch} stands on the plan, this trainer's is {self.epoch}"
+                raise Fenced(f"{found}: a newer trainer runs, this one stops")
             self._position = record.position + 1

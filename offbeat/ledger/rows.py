@@ -35,7 +35,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """Trajectories that leave the log untrained. `count` may differ from the rows: a record that never arrived has none."""
+    """Trajectories that leave the log untrained. A record that never arrived has a `count`, but no rows."""
 
     segment: Segment
     fate: Fate

@@ -41,7 +41,10 @@ class Admission:
         self._finished = False
 
     def update(self, *, waiting: int, batch_size: int, seen: Mapping[str, int]) -> None:
-        """What intake and planner see. waiting: trajectories read and neither dropped nor trained; seen: next sequences."""
+        """What intake and planner see.
+
+        waiting: trajectories that are read and neither dropped nor trained. seen: next sequence by producer.
+        """
         with self._changed:
             self._waiting, self._batch_size, self._seen = waiting, batch_size, dict(seen)
             self._changed.notify_all()
@@ -72,7 +75,8 @@ class Admission:
 
     def _lease_of(self, request: ProgressRequest) -> _Lease:
         lease = self._leases.get(request.generator)
-        if lease is None or lease.incarnation < request.incarnation:
+        silent = lease is not None and time.monotonic() - lease.heard_at > LEASE_S
+        if lease is None or silent or lease.incarnation < request.incarnation:
             lease = _Lease(request.incarnation, request.produced, time.monotonic())
             self._leases[request.generator] = lease
         elif lease.incarnation > request.incarnation:

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from offbeat.errors import OffbeatError
 from offbeat.ledger import PlanWriter, Resolved, StepRow
 from offbeat.log import Log
 from offbeat.log.retry import retrying
@@ -67,10 +66,11 @@ class Feed:
         self._changed = threading.Condition()
         self._ready: Planned | None = None
         self._unfinished = 0
+        self._num_fresh = 0
         self._measured = Measured()
         self._published_at = time.monotonic()
         self._ended = False
-        self._error: OffbeatError | None = None
+        self._error: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._body, name="feed", daemon=True)
 
@@ -90,6 +90,11 @@ class Feed:
                 raise self._error
             self._changed.notify_all()
             return planned
+
+    @property
+    def num_pending(self) -> int:
+        """Trajectories that are read and neither trained nor dropped."""
+        return self._num_fresh + self._unfinished
 
     @property
     def ended(self) -> bool:
@@ -117,7 +122,7 @@ class Feed:
             state = self._repeat()
             if not self._stop.is_set():
                 self._live(state)
-        except OffbeatError as error:
+        except BaseException as error:  # noqa: BLE001 - the thread's outermost frame: `take` raises it in the learner's
             self._error = error
         finally:
             with self._changed:
@@ -145,7 +150,8 @@ class Feed:
             self._keep_quarantined(items)
             planner.offer(items)
             planned = self._plan_when_ready(planner)
-            known = (planner.num_fresh + self._unfinished, planner.settings.batch_size)
+            self._num_fresh = planner.num_fresh
+            known = (self.num_pending, planner.settings.batch_size)
             if items or known != shown:
                 self._admission.update(waiting=known[0], batch_size=known[1], seen=intake.marks)
                 shown = known

@@ -120,7 +120,7 @@ class Intake:
         try:
             headers = RecordHeaders.parse(record.headers)
         except RecordCorrupt as error:
-            yield _dropped(record, "quarantined", f"headers: {error}", count=0, producer="", following=0)
+            yield _dropped(record, "quarantined", f"headers: {error}", count=0)
             return
         cursor = self._cursors.get(record.partition)
         resumed_row = cursor.row if cursor and cursor.position == record.position else 0
@@ -128,12 +128,13 @@ class Intake:
         following = headers.sequence + headers.count
         if not resumed_row:
             if following <= mark:
-                yield _dropped(record, "duplicate", "seen before", headers.count, headers.producer, mark)
+                producer = headers.producer
+                yield _dropped(
+                    record, "duplicate", "seen before", count=headers.count, producer=producer, following=mark
+                )
                 return
             if headers.sequence > mark:
-                missing = headers.sequence - mark
-                reason = f"missing: {missing} trajectories before sequence {headers.sequence} never arrived"
-                yield _dropped(record, "quarantined", reason, missing, headers.producer, headers.sequence, rows=0)
+                yield _missing(record, headers, mark)
         self.marks[headers.producer] = max(mark, following)
         new = following - max(mark, headers.sequence) if not resumed_row else headers.count
         yield self._decoded(record, headers, newest_version, resumed_row, new)
@@ -153,7 +154,14 @@ class Intake:
                 )
             batch = decode(headers, record.payload, self._schema)
         except TrajectoryError as error:
-            return _dropped(record, "quarantined", str(error), new - row, headers.producer, following)
+            return _dropped(
+                record,
+                "quarantined",
+                str(error),
+                count=new - row,
+                producer=headers.producer,
+                following=following,
+            )
         self.latencies_ms.append(max(0.0, (time.time_ns() - record.appended_at_ns) / 1e6))
         return Item(
             partition=record.partition,
@@ -168,20 +176,34 @@ class Intake:
         )
 
 
-def _dropped(
-    record: Record, fate: Fate, reason: str, count: int, producer: str, following: int, *, rows: int | None = None
-) -> Item:
+def _dropped(record: Record, fate: Fate, reason: str, *, count: int, producer: str = "", following: int = 0) -> Item:
     return Item(
         partition=record.partition,
-        position=record.position if rows is None else record.position - 1,
+        position=record.position,
         row=0,
-        end=(count if rows is None else rows) or 0,
+        end=count,
         count=count,
         producer=producer,
         following=following,
         fate=fate,
         reason=reason,
-        record=record if fate == "quarantined" and rows is None else None,
+        record=record if fate == "quarantined" else None,
+    )
+
+
+def _missing(record: Record, headers: RecordHeaders, mark: int) -> Item:
+    """The gap in front of a record, as an item without rows whose place is the end of the record before."""
+    count = headers.sequence - mark
+    return Item(
+        partition=record.partition,
+        position=record.position - 1,
+        row=0,
+        end=0,
+        count=count,
+        producer=headers.producer,
+        following=headers.sequence,
+        fate="quarantined",
+        reason=f"missing: {count} trajectories before sequence {headers.sequence} never arrived",
     )
 
 
