@@ -1,0 +1,1 @@
+"""Pure torch: value targets and advantages, losses, schedules. Tensors in, tensors out."""

@@ -5,6 +5,7 @@ Every layer is initialised orthogonally from an explicit generator; nothing draw
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,40 @@ from offbeat.config.models import PolicyConfig
 from offbeat.errors import UnsupportedSpace
 from offbeat.workloads.control.columns import Spaces
 
-ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
+
+def _tanh(inputs: Tensor) -> Tensor:
+    return inputs.mul(2).sigmoid_().mul_(2).sub_(1)
+
+
+class _TanhFunction(torch.autograd.Function):
+    """tanh x = 2 sigmoid(2 x) - 1: torch's sigmoid is several times faster than its tanh without AVX-512."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        """Keep the outputs, which are all that the derivative needs."""
+        outputs = _tanh(inputs)
+        ctx.save_for_backward(outputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """d tanh = 1 - tanh^2."""
+        (outputs,) = ctx.saved_tensors
+        return torch.ops.aten.tanh_backward(gradients[0], outputs)  # type: ignore[no-any-return]
+
+
+class Tanh(nn.Module):
+    """The hyperbolic tangent, made of the sigmoid; exact to float32's absolute precision around 1."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Elementwise; outside training without the bookkeeping of a gradient."""
+        if not torch.is_grad_enabled():
+            return _tanh(inputs)
+        outputs: Tensor = _TanhFunction.apply(inputs)  # type: ignore[no-untyped-call]
+        return outputs
+
+
+ACTIVATIONS = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 COARSE_FROM = 64  # Pixels: images at least this high and wide are first reduced by 4 instead of 2.
 
 

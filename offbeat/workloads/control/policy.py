@@ -25,6 +25,7 @@ from offbeat.workloads.control.scaling import RunningNormalizer
 
 FORMAT = "offbeat-actor-critic-1"
 SHAPE_FILE, WEIGHTS_FILE = "policy.json", "policy.safetensors"
+ROWS_AT_ONCE = 8192  # Bounds the float copies of a batch of images.
 HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
@@ -76,11 +77,11 @@ class ActorCritic(nn.Module):
         if self.log_std is not None:
             actions = torch.randn(outputs.shape, generator=generator).mul_(self.log_std.exp()).add_(outputs)
             return actions, _gaussian_logprobs(outputs, self.log_std, actions)
-        # Gumbel-max: adding -log of exponential noise to the logits makes the argmax a categorical sample.
-        noise = torch.empty_like(outputs).exponential_(generator=generator).log_()
-        actions = (outputs - noise).argmax(-1)
-        chosen = outputs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-        return actions, chosen - outputs.logsumexp(-1)
+        logprobs = outputs.log_softmax(-1)
+        # Inverse transform: count the bins that lie below a uniform number; cheaper than Gumbel noise per action.
+        below = logprobs.exp().cumsum(-1)[:, :-1] <= torch.rand(len(outputs), 1, generator=generator)
+        actions = below.sum(-1)
+        return actions, _chosen(logprobs, actions)
 
     @torch.inference_mode()
     def greedy(self, observations: Tensor) -> Tensor:
@@ -91,12 +92,31 @@ class ActorCritic(nn.Module):
     def evaluate_actions(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs of the actions, entropies, and values, each [N], with gradients."""
         outputs, values = self(observations)
-        if self.log_std is not None:
-            entropy = (self.log_std + HALF_LOG_TAU + 0.5).sum().expand(len(outputs))
-            return _gaussian_logprobs(outputs, self.log_std, actions), entropy, values
-        logprobs = outputs.log_softmax(-1)
-        entropies = -(logprobs.exp() * logprobs).sum(-1)
-        return logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1), entropies, values
+        logprobs, entropies = self._score(outputs, actions)
+        return logprobs, entropies, values
+
+    def evaluate_unrolls(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probs and entropies [T, N] of time-major actions [T, N, ...], and values [T + 1, N]; one pass.
+
+        observations: [T + 1, N, *shape]; the last ones only get a value.
+        """
+        length, rows = actions.shape[:2]
+        scaled = self.scale(observations.flatten(0, 1))
+        if self.critic is None:
+            critic_features = self.actor(scaled)
+            features = critic_features[: length * rows]
+        else:
+            features, critic_features = self.actor(scaled[: length * rows]), self.critic(scaled)
+        logprobs, entropies = self._score(self.policy_head(features), actions.flatten(0, 1))
+        values = self.value_head(critic_features).view(length + 1, rows)
+        return logprobs.view(length, rows), entropies.view(length, rows), values
+
+    @torch.no_grad()
+    def update_normalizer(self, observations: Tensor) -> None:
+        """Take observations [N, *shape] into the running moments, if observations are normalised."""
+        if self.normalizer is not None:
+            for rows in torch.split(observations, ROWS_AT_ONCE):
+                self.normalizer.update(self.unit(rows))
 
     @torch.no_grad()
     def load_weights(self, weights: Weights) -> None:
@@ -117,6 +137,13 @@ class ActorCritic(nn.Module):
     def _policy_outputs(self, observations: Tensor) -> Tensor:
         outputs: Tensor = self.policy_head(self.actor(self.scale(observations)))
         return outputs
+
+    def _score(self, outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        if self.log_std is not None:
+            entropy = (self.log_std + HALF_LOG_TAU + 0.5).sum().expand(len(outputs))
+            return _gaussian_logprobs(outputs, self.log_std, actions), entropy
+        logprobs = outputs.log_softmax(-1)
+        return _chosen(logprobs, actions), -(logprobs.exp() * logprobs).sum(-1)
 
 
 def make_actor_critic(config: PolicyConfig, spaces: Spaces, *, normalize: bool, seed: int) -> ActorCritic:
@@ -164,3 +191,7 @@ def load_actor_critic(folder: Path) -> ActorCritic:
 def _gaussian_logprobs(means: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
     distances = (actions - means) * (-log_std).exp()
     return -(0.5 * distances.square() + log_std + HALF_LOG_TAU).sum(-1)
+
+
+def _chosen(logprobs: Tensor, actions: Tensor) -> Tensor:
+    return logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)

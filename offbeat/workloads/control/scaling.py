@@ -1,11 +1,10 @@
-"""Running moments: how observations are scaled to zero mean and unit deviation."""
+"""Running moments: how observations and rewards are scaled."""
 
 import torch
 from torch import Tensor, nn
 
 CLIP = 10.0
 EPSILON = 1e-8
-ROWS_AT_ONCE = 8192  # Bounds the float64 copy of a batch of images.
 
 
 class RunningNormalizer(nn.Module):
@@ -25,19 +24,28 @@ class RunningNormalizer(nn.Module):
         """Scale [N, *shape], clipped to ten deviations."""
         return ((values - self.mean) * (self.variance + EPSILON).rsqrt()).clamp(-CLIP, CLIP)
 
+    def deviation(self) -> Tensor:
+        """Running deviation, [*shape]."""
+        return (self.variance + EPSILON).sqrt()
+
     @torch.no_grad()
     def update(self, values: Tensor) -> None:
         """Take in [N, *shape], in float64 (Chan, Golub and LeVeque 1983, eq. 2.1)."""
-        for rows in torch.split(values, ROWS_AT_ONCE):
-            self._merge(rows.double())
-
-    def _merge(self, rows: Tensor) -> None:
-        new_variance, new_mean = torch.var_mean(rows, dim=0, correction=0)
-        old, new = int(self.count), len(rows)
+        new_variance, new_mean = torch.var_mean(values.double(), dim=0, correction=0)
+        old, new = int(self.count), len(values)
         total = old + new
         shift = new_mean - self.mean.double()
-        mean = self.mean.double() + shift * (new / total)
         squares = self.variance.double() * old + new_variance * new + shift.square() * (old * new / total)
-        self.mean.copy_(mean)
+        self.mean.copy_(self.mean.double() + shift * (new / total))
         self.variance.copy_(squares / total)
         self.count.fill_(total)
+
+
+def discounted_sums(rewards: Tensor, cuts: Tensor, discount: float) -> Tensor:
+    """Running discounted sums G_t = r_t + discount G_{t-1} inside each unroll, begun anew after a cut; all [T, N]."""
+    sums = torch.empty_like(rewards)
+    running = torch.zeros_like(rewards[0])
+    for t in range(len(rewards)):
+        torch.add(rewards[t], running, alpha=discount, out=sums[t])
+        running = sums[t].masked_fill(cuts[t], 0.0)
+    return sums
