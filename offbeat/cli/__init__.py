@@ -1,0 +1,38 @@
+"""The `offbeat` command. Only click is imported before a command runs, so that `offbeat --help` answers at once."""
+
+import click
+
+from offbeat import __version__
+from offbeat.cli import bench, doctor, inspect, models, run, sides
+from offbeat.cli.options import OffbeatGroup
+
+__all__ = ["main"]
+
+
+@click.group(cls=OffbeatGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="offbeat")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(*, debug: bool) -> None:
+    """Asynchronous reinforcement-learning post-training, run end to end.
+
+    `offbeat run CONFIG` goes through the whole lifecycle on this machine: it plays, learns, checks, evaluates and
+    registers.
+    """
+
+
+for _command in (
+    run.run,
+    run.resume,
+    inspect.runs,
+    inspect.status,
+    inspect.ledger,
+    inspect.replay,
+    inspect.verify,
+    models.models,
+    models.rollback,
+    doctor.doctor,
+    sides.generator,
+    sides.trainer,
+    bench.bench,
+):
+    main.add_command(_command)

@@ -1,0 +1,177 @@
+"""`offbeat run` and `offbeat resume`: the whole lifecycle in this process, its children beside it.
+
+check everything cheap ──> Prefect API ──> flows.lifecycle ──> summary, or one JSON object
+     exit 2                                    progress on stderr     exit 0 or 1; 130 after Ctrl-C
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from offbeat.cli.options import INTERRUPTED, home_option, json_option, run_argument, set_option
+from offbeat.cli.output import silent_stdout
+from offbeat.cli.report import Ending, conclude, unfinished_report
+from offbeat.errors import NotReady, OffbeatError, RunFailed
+
+if TYPE_CHECKING:
+    from offbeat.config import RunConfig
+
+
+class Stopped(KeyboardInterrupt):
+    """Somebody asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@set_option
+@click.option("--run-id", help="Id of the new run; by default made of the configuration's name and the time.")
+@json_option
+@click.option("--require-promotion", is_flag=True, help="Exit with 1 when the gate rejects the model.")
+@home_option
+def run(
+    *, config: Path, overrides: Sequence[str], run_id: str | None, as_json: bool, require_promotion: bool, home: Path
+) -> None:
+    """Run the whole lifecycle of a configuration on this machine.
+
+    CONFIG is a YAML file such as deployments/cartpole.yaml. Exits with 0 when done, 1 when the run failed, 2 when the
+    configuration or the machine is not right, which is said before anything starts.
+    """
+    from offbeat.config import load_config
+    from offbeat.runs import new_run_id
+
+    wanted = [*overrides, *["evaluation.require_promotion=true"] * require_promotion]
+    settled = load_config(config, wanted)
+    with _interruptible(), silent_stdout(as_json):
+        _check_before_start(settled, home)
+        chosen = run_id or new_run_id(settled.name)
+        ending = _lifecycle(settled, config=config, overrides=wanted, run_id=chosen, home=home, resume=False)
+    conclude(ending, as_json=as_json)
+
+
+@click.command()
+@run_argument
+@set_option
+@json_option
+@home_option
+def resume(*, run: str, overrides: Sequence[str], as_json: bool, home: Path) -> None:
+    """Continue a run from its newest checkpoint.
+
+    RUN is a run's id or folder. The newest valid checkpoint is taken. Keys may be overridden where that changes no
+    planned step; what cannot change is refused.
+    """
+    from offbeat.config import load_config
+    from offbeat.runs import Run
+
+    found = Run.open(run, home=home)
+    settled = load_config(found.config_file, overrides, environ={})
+    with _interruptible(), silent_stdout(as_json):
+        with found.hold("lifecycle"):
+            found.changed(settled)
+        _check_before_start(settled, found.home)
+        ending = _lifecycle(
+            settled,
+            config=found.config_file,
+            overrides=list(overrides),
+            run_id=found.run_id,
+            home=found.home,
+            resume=True,
+        )
+    conclude(ending, as_json=as_json)
+
+
+def _check_before_start(config: "RunConfig", home: Path) -> None:
+    from offbeat import doctor
+
+    try:
+        doctor.check_home(home)
+        doctor.check_environment(config)
+    except OffbeatError as error:
+        if error.exit_code == NotReady.exit_code:
+            raise
+        raise NotReady(f"nothing was started: {error}") from error
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM and a closed terminal end the block as Ctrl-C does, so that everything it started is stopped."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _lifecycle(
+    settled: "RunConfig", *, config: Path, overrides: Sequence[str], run_id: str, home: Path, resume: bool
+) -> Ending:
+    # Prefect reads its settings at its import, children theirs at their start.
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    os.environ["OFFBEAT_HOME"] = str(home)
+    started_s = time.monotonic()
+    try:
+        report = _call_flow(settled, config=config, overrides=overrides, run_id=run_id, home=home, resume=resume)
+    except (KeyboardInterrupt, OffbeatError) as error:
+        if isinstance(error, OffbeatError) and error.exit_code != RunFailed.exit_code:
+            raise
+        return _unfinished(error, run_id=run_id, home=home, wall_seconds=time.monotonic() - started_s)
+    return Ending(report=report)
+
+
+def _unfinished(error: KeyboardInterrupt | OffbeatError, *, run_id: str, home: Path, wall_seconds: float) -> Ending:
+    hint = f"its state is kept; continue it with `offbeat resume {run_id}`"
+    if isinstance(error, OffbeatError):
+        status, message, code = "failed", f"{type(error).__name__}: {error}", error.exit_code
+    else:
+        status, message, code = "cancelled", f"run {run_id} was stopped", getattr(error, "exit_code", INTERRUPTED)
+    report = unfinished_report(run_id, home, status=status, error=message, wall_seconds=wall_seconds)
+    return Ending(report=report, exit_code=code, message=f"error: {message}\n{hint}")
+
+
+def _call_flow(
+    settled: "RunConfig", *, config: Path, overrides: Sequence[str], run_id: str, home: Path, resume: bool
+) -> Mapping[str, Any]:
+    import httpx
+    from prefect.exceptions import PrefectException
+
+    from offbeat.cli.prefect_server import prefect_api
+    from offbeat.cli.progress import shown_progress
+
+    try:
+        with prefect_api(home) as api_url:
+            from flows.lifecycle import lifecycle
+
+            _announce(settled, run_id=run_id, home=home, api_url=api_url)
+            with shown_progress(run_id, home):
+                return lifecycle(config=str(config), overrides=list(overrides), run_id=run_id, resume=resume)
+    except (PrefectException, httpx.HTTPError) as error:
+        raise RunFailed(f"run {run_id}: Prefect could not carry it through: {error}") from error
+
+
+def _announce(settled: "RunConfig", *, run_id: str, home: Path, api_url: str) -> None:
+    from offbeat.registry import masked
+    from offbeat.runs import Run
+
+    run = Run(run_id=run_id, config=settled, home=home)
+    lines = {
+        "run": str(run.folder),
+        "Prefect": api_url.removesuffix("/api"),
+        "MLflow": masked(run.tracking_uri),
+    }
+    for name, place in lines.items():
+        click.echo(f"{name:<8} {place}", err=True)
