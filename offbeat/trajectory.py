@@ -19,6 +19,7 @@ from offbeat.errors import ContractViolation, RecordCorrupt
 
 SCHEMA_VERSION = 1
 TARGET_RECORD_BYTES = 1 << 20
+HEADER_CHECK = "header_crc32"
 
 NDArray = np.ndarray[Any, Any]
 
@@ -128,7 +129,10 @@ def _value_type(field: pa.Field) -> pa.DataType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordHeaders:
-    """What a record says of itself. (generator, incarnation, sequence) names it; sequence counts trajectories."""
+    """What a record says of itself. (generator, incarnation, sequence) names it; sequence counts trajectories.
+
+    On the log they carry a checksum of their own: they decide what counts as seen, before any payload is opened.
+    """
 
     schema_version: int
     run_id: str
@@ -149,11 +153,12 @@ class RecordHeaders:
 
     def to_mapping(self) -> dict[str, str]:
         """As the log stores them."""
-        return {f.name: str(getattr(self, f.name)) for f in fields(self)}
+        texts = {f.name: str(getattr(self, f.name)) for f in fields(self)}
+        return texts | {HEADER_CHECK: _header_check(texts)}
 
     @classmethod
     def parse(cls, mapping: Mapping[str, str]) -> "RecordHeaders":
-        """Read a record's headers; raises RecordCorrupt naming what is missing or not a number."""
+        """Read a record's headers; raises RecordCorrupt naming what is missing, no number or not as written."""
         values: dict[str, Any] = {}
         for field in fields(cls):
             text = mapping.get(field.name)
@@ -164,18 +169,57 @@ class RecordHeaders:
             except ValueError as error:
                 raise RecordCorrupt(f"record header {field.name!r}: got {text!r}, expected an integer") from error
         if values["count"] < 1 or values["sequence"] < 0:
-            raise RecordCorrupt(f"record headers: count {values['count']} and sequence {values['sequence']} make no record")
-        return cls(**values)
+            got = f"count {values['count']} and sequence {values['sequence']}"
+            raise RecordCorrupt(f"record headers: got {got}, expected at least 1 and 0")
+        headers = cls(**values)
+        expected = headers.to_mapping()[HEADER_CHECK]
+        if mapping.get(HEADER_CHECK) != expected:
+            raise RecordCorrupt(f"record headers: got checksum {mapping.get(HEADER_CHECK)}, expected {expected}")
+        return headers
 
 
-def split_rows(batch: TrajectoryBatch, *, max_bytes: int = TARGET_RECORD_BYTES, align: int = 1) -> list[TrajectoryBatch]:
-    """Cut a batch into pieces of at most `max_bytes`, each a multiple of `align` rows (a group is never cut)."""
-    per_row = max(1, batch.nbytes // max(1, len(batch)))
-    rows = max(align, max_bytes // per_row // align * align)
-    return [batch.slice(at, min(at + rows, len(batch))) for at in range(0, len(batch), rows)]
+def _header_check(texts: Mapping[str, str]) -> str:
+    return str(zlib.crc32("\n".join(f"{name}={text}" for name, text in texts.items()).encode()))
 
 
-def encode(batch: TrajectoryBatch, *, run_id: str, generator: int, incarnation: int, sequence: int, created_at_ns: int, codec: str = "none") -> tuple[dict[str, str], bytes]:
+def split_rows(
+    batch: TrajectoryBatch, *, max_bytes: int = TARGET_RECORD_BYTES, align: int = 1
+) -> list[TrajectoryBatch]:
+    """Cut a batch into pieces of at most `max_bytes` of rows, each a multiple of `align` rows (a group is never cut).
+
+    A single group above `max_bytes` is a piece of its own. The stream around the rows adds about a kilobyte.
+    """
+    before = np.concatenate([[0], np.cumsum(_row_bytes(batch))])  # [N + 1] bytes before each row
+    pieces, begin = [], 0
+    while begin < len(batch):
+        fitting = int(np.searchsorted(before, before[begin] + max_bytes, side="right")) - 1 - begin
+        end = min(begin + max(align, fitting // align * align), len(batch))
+        pieces.append(batch.slice(begin, end))
+        begin = end
+    return pieces
+
+
+def _row_bytes(batch: TrajectoryBatch) -> NDArray:
+    """Bytes of every row, int64 [N]."""
+    size = np.zeros(len(batch), dtype=np.int64)
+    for field in batch.data.schema:
+        width = _value_type(field).bit_width // 8
+        shape = column_shape(field)
+        # A ragged row also has its 4-byte offset.
+        size += width * math.prod(shape) if shape is not None else 4 + width * np.diff(batch.ragged(field.name)[1])
+    return size
+
+
+def encode(
+    batch: TrajectoryBatch,
+    *,
+    run_id: str,
+    generator: int,
+    incarnation: int,
+    sequence: int,
+    created_at_ns: int,
+    codec: str = "none",
+) -> tuple[dict[str, str], bytes]:
     """One log record: (headers, payload). codec: 'none', 'lz4' or 'zstd', applied per column buffer by Arrow."""
     options = pa.ipc.IpcWriteOptions(compression=None if codec == "none" else codec)
     sink = pa.BufferOutputStream()
@@ -206,14 +250,18 @@ def decode(headers: RecordHeaders, payload: bytes, schema: pa.Schema) -> Traject
     if headers.schema_version != SCHEMA_VERSION:
         raise ContractViolation(f"record schema version: got {headers.schema_version}, expected {SCHEMA_VERSION}")
     if zlib.crc32(payload) != headers.crc32:
-        raise RecordCorrupt(f"payload checksum: got {zlib.crc32(payload)}, expected {headers.crc32} ({len(payload)} bytes)")
+        raise RecordCorrupt(
+            f"payload checksum: got {zlib.crc32(payload)}, expected {headers.crc32} ({len(payload)} bytes)"
+        )
     try:
         with pa.ipc.open_stream(payload) as reader:
             data = reader.read_next_batch()
-    except (pa.ArrowInvalid, pa.ArrowSerializationError, OSError, StopIteration) as error:
+        data.validate(full=True)  # offsets of ragged columns, which would be followed unchecked otherwise
+        columns = _describe(data.schema)
+    except (pa.ArrowException, OSError, StopIteration, UnicodeDecodeError) as error:
         raise RecordCorrupt(f"payload is not an Arrow stream of trajectories: {error}") from error
     if not data.schema.equals(schema):
-        raise ContractViolation(f"schema: got columns {_describe(data.schema)}, expected {_describe(schema)}")
+        raise ContractViolation(f"schema: got columns {columns}, expected {_describe(schema)}")
     # The reader's own schema carries the shapes; a producer's metadata is not trusted.
     batch = TrajectoryBatch(pa.RecordBatch.from_arrays(data.columns, schema=schema))
     check_contract(batch, headers)
@@ -229,14 +277,19 @@ def check_contract(batch: TrajectoryBatch, headers: RecordHeaders) -> None:
     if len(batch) != headers.count:
         raise ContractViolation(f"rows: got {len(batch)}, expected the {headers.count} that the headers promise")
     for name in batch.data.schema.names:
-        if batch.data.column(name).null_count:
-            raise ContractViolation(f"column {name!r} has {batch.data.column(name).null_count} nulls, expected none")
+        if num_nulls := _num_nulls(batch.data.column(name)):
+            raise ContractViolation(f"column {name!r} has {num_nulls} nulls, expected none")
     _check_versions(batch, headers)
     for field in batch.data.schema:
         if field.metadata[b"finite"] == b"1":
             _check_finite(batch, field)
     if "group_id" in batch.data.schema.names:
         _check_groups(batch)
+
+
+def _num_nulls(array: pa.Array) -> int:
+    inner = array.flatten().null_count if pa.types.is_nested(array.type) else 0
+    return int(array.null_count + inner)
 
 
 def _check_versions(batch: TrajectoryBatch, headers: RecordHeaders) -> None:
@@ -247,14 +300,15 @@ def _check_versions(batch: TrajectoryBatch, headers: RecordHeaders) -> None:
         raise ContractViolation("policy versions go backwards inside a record")
     if (int(low.min()), int(high.max())) != (headers.min_version, headers.max_version):
         got = f"{int(low.min())}..{int(high.max())}"
-        raise ContractViolation(f"policy versions: got {got}, the headers say {headers.min_version}..{headers.max_version}")
+        raise ContractViolation(
+            f"policy versions: got {got}, the headers say {headers.min_version}..{headers.max_version}"
+        )
 
 
 def _check_finite(batch: TrajectoryBatch, field: pa.Field) -> None:
     values = batch.ragged(field.name)[0] if column_shape(field) is None else batch.numpy(field.name)
-    # A sum is finite only if every term is (or it overflows, which the exact test then settles): one cheap pass.
-    if values.dtype.kind == "f" and not np.isfinite(values.sum(dtype=np.float64)) and not np.isfinite(values).all():
-        raise ContractViolation(f"column {field.name!r}: {int((~np.isfinite(values)).sum())} values are NaN or infinite")
+    if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+        raise ContractViolation(f"column {field.name!r}: {int((~finite).sum())} values are NaN or infinite")
 
 
 def _check_groups(batch: TrajectoryBatch) -> None:
