@@ -5,8 +5,7 @@ The policy always sees WIDTH rows, episode i in row i % WIDTH: how a matrix prod
 so the last bit of a score must not depend on how many episodes were asked for or how many have ended.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,8 +70,10 @@ class _Episodes:
 
     def _play(self, policy: "ActorCritic", max_steps: int) -> tuple[NDArray, NDArray]:
         for row, seed in enumerate(self._seeds):
-            with self._foreign(row):
+            try:
                 self._encoder.write([self._envs[row].reset(seed=seed)[0]], self._observations[row : row + 1])
+            except Exception as error:
+                raise self._failure(row, error) from error
         running = list(range(len(self._envs)))
         tensor = torch.from_numpy(self._observations)
         for _ in range(max_steps):
@@ -84,20 +85,18 @@ class _Episodes:
 
     def _step(self, row: int, action: Any) -> bool:
         """Step one episode; whether it has ended."""
-        with self._foreign(row):
+        try:
             observation, reward, terminated, truncated, _ = self._envs[row].step(action)
-            if not np.isfinite(float(reward)):
+            if not math.isfinite(reward):
                 raise WorkloadError(f"got reward {reward}, expected a finite number")
             self._encoder.write([observation], self._observations[row : row + 1])
+        except Exception as error:
+            raise self._failure(row, error) from error
         self._returns[row] += float(reward)
         self._lengths[row] += 1
         return bool(terminated or truncated)
 
-    @contextmanager
-    def _foreign(self, row: int) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            where = f"{self._name}, seed {self._seeds[row]}, step {self._lengths[row]}"
-            what = str(error) if isinstance(error, WorkloadError) else f"{type(error).__name__}: {error}"
-            raise EvaluationError(f"{where}: {what}") from error
+    def _failure(self, row: int, error: Exception) -> EvaluationError:
+        where = f"{self._name}, seed {self._seeds[row]}, step {self._lengths[row]}"
+        what = str(error) if isinstance(error, WorkloadError) else f"{type(error).__name__}: {error}"
+        return EvaluationError(f"{where}: {what}")

@@ -65,8 +65,7 @@ class ObservationEncoder:
         if self._discrete:
             self._write_one_hot(got.astype(np.int64) - self._start, out)
             return
-        with np.errstate(over="ignore"):
-            np.copyto(out, got, casting="unsafe")
+        np.copyto(out, got, casting="unsafe")
         if self._floating and not np.isfinite(out).all():
             which = int(np.flatnonzero(~np.isfinite(out).all(axis=1))[0])
             raise WorkloadError(

@@ -49,13 +49,8 @@ class Stepper:
     def run(self, policy: "ActorCritic") -> None:
         """Fill one unroll."""
         try:
-            if self._num_steps < 0:
-                self._begin()
-            self.unroll.begin()
-            for slot in range(self.unroll.length):
-                self._act(policy, slot)
-                self._step(slot)
-                self._num_steps += 1
+            with np.errstate(over="ignore"):  # what overflows float32 is reported as the infinity it becomes
+                self._fill(policy)
         except WorkloadError as error:
             raise WorkloadError(f"{self._name}, step {max(0, self._num_steps)}: {error}") from error
 
@@ -65,6 +60,15 @@ class Stepper:
             self._env.close()
         except Exception as error:
             raise WorkloadError(f"{self._name}: close raised {_describe(error)}") from error
+
+    def _fill(self, policy: "ActorCritic") -> None:
+        if self._num_steps < 0:
+            self._begin()
+        self.unroll.begin()
+        for slot in range(self.unroll.length):
+            self._act(policy, slot)
+            self._step(slot)
+            self._num_steps += 1
 
     def _begin(self) -> None:
         observations, _ = self._reset(seed=self._env_seed)
@@ -99,8 +103,7 @@ class Stepper:
         got = np.asarray(values)
         if got.shape != out.shape or got.dtype.kind not in "fiub":
             raise WorkloadError(f"got {what} {got.dtype} {got.shape}, expected numbers {out.shape}")
-        with np.errstate(over="ignore"):
-            np.copyto(out, got, casting="unsafe")
+        np.copyto(out, got, casting="unsafe")
 
     def _void_resets(self, slot: int) -> None:
         unroll, resetting = self.unroll, self._resetting
