@@ -122,13 +122,14 @@ def shown_progress(run_id: str, home: Path) -> Iterator[None]:
 
 def _follow(run_id: str, home: Path, stop: threading.Event, interval_s: float, show: Callable[[View], Any]) -> None:
     watcher = None
+    ended = False
     try:
-        while not stop.wait(interval_s):
+        while not ended:
+            # One more look after the end, so that the last step is shown.
+            ended = stop.wait(interval_s)
             watcher = watcher or _try_open(run_id, home)
             if watcher is not None:
                 show(watcher.poll())
-        if watcher is not None:
-            show(watcher.poll())
     finally:
         if watcher is not None:
             watcher.close()

@@ -1,0 +1,40 @@
+import pytest
+
+
+@pytest.fixture
+def scripts(tmp_path, monkeypatch):
+    monkeypatch.setattr("offbeat.cli.bench.FOLDER", tmp_path)
+    for name, code in {"speed": 0, "worth": 3}.items():
+        (tmp_path / f"{name}.py").write_text(
+            f'"""How much {name} there is.\n\nMore."""\nimport click\n'
+            f'def main(argv):\n    click.echo(f"{name} {{argv}}")\n    return {code}\n'
+        )
+    return tmp_path
+
+
+def test_benchmarks_are_listed_with_their_first_line(invoke, scripts):
+    assert invoke("bench", "--list").stdout.splitlines() == [
+        "speed           How much speed there is.",
+        "worth           How much worth there is.",
+    ]
+
+
+def test_one_runs_with_its_own_arguments(invoke, scripts):
+    result = invoke("bench", "speed", "--seconds", 3)
+    assert (result.exit_code, result.stdout) == (0, "speed ['--seconds', '3']\n")
+
+
+def test_all_run_when_none_is_named(invoke, scripts):
+    result = invoke("bench")
+    assert (result.exit_code, result.stdout) == (3, "speed []\nworth []\n")
+
+
+def test_an_unknown_one_names_the_known(invoke, scripts):
+    result = invoke("bench", "spead")
+    assert result.exit_code == 2
+    assert "expected one of speed, worth" in result.stderr
+
+
+def test_without_a_source_tree_there_are_none(invoke, tmp_path, monkeypatch):
+    monkeypatch.setattr("offbeat.cli.bench.FOLDER", tmp_path / "none")
+    assert invoke("bench").exit_code == 2

@@ -1,0 +1,66 @@
+from offbeat.cli import progress
+from offbeat.cli.progress import View, Watcher, shown_progress
+from offbeat.errors import LogUnavailable
+from offbeat.runs import write_status
+
+
+def test_a_watcher_sees_steps_and_who_waits(made):
+    store = made.open_store()
+    for role, phase in {"trainer": "working", "generator-0": "waiting", "generator-1": "working"}.items():
+        write_status(store, role, {"phase": phase})
+    write_status(store, "generator-2", {"phase": "stopped"})
+    watcher = Watcher(made)
+    view = watcher.poll()
+    watcher.close()
+    assert view == View(
+        step=2,
+        max_steps=4,
+        episode_return=21.5,
+        samples_per_second=12345,
+        staleness=2,
+        age_s=0.25,
+        waiting=1,
+        generators=2,
+    )
+    assert view.text() == "return 21.5  12.3k samples/s  staleness 2  age 0.25 s  2 generators, 1 waiting for admission"
+
+
+def test_a_log_that_is_away_leaves_the_last_numbers_standing(made, monkeypatch):
+    watcher = Watcher(made)
+    before = watcher.poll()
+
+    def away(log, position):
+        raise LogUnavailable("the disk is full")
+
+    monkeypatch.setattr("offbeat.ledger.read_outcomes", away)
+    assert watcher.poll() == before
+    watcher.close()
+
+
+def test_nothing_known_yet():
+    assert View().text() == "starting"
+
+
+def test_plain_lines_where_there_is_no_terminal(made, home, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 60.0)
+    with shown_progress("made", home):
+        pass
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "step 2/4  return 21.5  12.3k samples/s  staleness 2  age 0.25 s\n")
+
+
+def test_a_run_that_never_began_shows_nothing(home, capsys):
+    with shown_progress("never", home):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_a_live_display_on_a_terminal(made, home, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+    with shown_progress("made", home):
+        pass
+    err = capsys.readouterr().err
+    assert "2/4" in err
+    assert "12.3k samples/s" in err
