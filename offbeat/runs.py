@@ -1,15 +1,15 @@
 """A run's identity and folder: where its log, checkpoints and reports are, and who may work in it.
 
-    <home>/                       OFFBEAT_HOME, by default ./runs
-      store/<run_id>/             the object store (local backend): checkpoints/, policy/, status/
-      mlflow.db, mlartifacts/     MLflow's own, unless a tracking address is given
-      <run_id>/
-        run.yaml                  the resolved configuration, frozen at the start
-        log/                      the trajectory log (sqlite backend)
-        checkpoints/step-000001000/
-        quality/  output/         Data Docs; what the children print
-        locks/                    one file per role, held while its process lives
-        report.json               the final account, the keys of `offbeat run --json`
+<home>/                       OFFBEAT_HOME, by default ./runs
+  store/<run_id>/             the object store (local backend): checkpoints/, policy/, status/
+  mlflow.db, mlartifacts/     MLflow's own, unless a tracking address is given
+  <run_id>/
+    run.yaml                  the resolved configuration, frozen at the start
+    log/                      the trajectory log (sqlite backend)
+    checkpoints/step-000001000/
+    quality/  output/         Data Docs; what the children print
+    locks/                    one file per role, held while its process lives
+    report.json               the final account, the keys of `offbeat run --json`
 """
 
 import fcntl
@@ -19,20 +19,34 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from offbeat.config import RunConfig, config_changes, dump_config, load_config
 from offbeat.errors import ConfigError, NotReady, ResumeRefused, RunLocked, StoreUnavailable
 from offbeat.log import Log, open_log
 from offbeat.store import Store, open_store
 
-RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+# What stands beside the runs in their home.
+TAKEN_IDS = ("store", "mlartifacts", "mlflow.db")
 
 # What a resumed run must keep: change it and the log no longer means the same trajectories or the same steps.
-FROZEN_KEYS = ("name", "seed", "workload.", "log.kind", "generator.num_generators", "training.algorithm.", "training.torch_threads", "training.device", "training.max_staleness", "training.gradient_clip", "training.reward_fn")
+FROZEN_KEYS = (
+    "name",
+    "seed",
+    "workload.",
+    "log.kind",
+    "generator.num_generators",
+    "training.algorithm.",
+    "training.torch_threads",
+    "training.device",
+    "training.max_staleness",
+    "training.gradient_clip",
+    "training.reward_fn",
+)
 
 
 def default_home() -> Path:
@@ -57,26 +71,32 @@ class Run:
     def create(cls, config: RunConfig, *, run_id: str | None = None, home: Path | None = None) -> "Run":
         """Make the run's folder and freeze its configuration; raises NotReady when the folder cannot be written."""
         chosen = run_id or new_run_id(config.name)
-        if not RUN_ID.match(chosen):
-            raise ConfigError(f"run id: got {chosen!r}, expected letters, digits, '.', '_' and '-'")
+        if not RUN_ID.fullmatch(chosen):
+            raise ConfigError(f"run id: got {chosen!r}, expected up to 100 letters, digits, '.', '_' and '-'")
+        if chosen in TAKEN_IDS:
+            raise ConfigError(f"run id: got {chosen!r}, expected none of {', '.join(TAKEN_IDS)}")
         run = cls(run_id=chosen, config=config, home=(home or default_home()).absolute())
         try:
             for folder in (run.folder, run.checkpoints, run.folder / "locks", run.folder / "output"):
                 folder.mkdir(parents=True, exist_ok=True)
-            if run.config_file.exists():
-                raise ConfigError(f"run {chosen} exists already in {run.home}; continue it with `offbeat resume {chosen}`")
-            _write_whole(run.config_file, dump_config(config))
         except OSError as error:
             raise NotReady(f"cannot write the run folder {run.folder}: {error.strerror}") from error
+        if run.config_file.exists():
+            raise ConfigError(f"run {chosen} exists already in {run.home}; continue it with `offbeat resume {chosen}`")
+        _write_whole(run.config_file, dump_config(config))
         return run
 
     @classmethod
     def open(cls, run: str | Path, *, home: Path | None = None) -> "Run":
-        """Open a run by its id (under `home`) or by its folder; raises ConfigError when there is none."""
+        """Open a run by its id (under `home`) or its folder; raises ConfigError for none, NotReady where reading fails."""
         text = str(run)
         folder = Path(text) if os.sep in text else (home or default_home()) / text
-        if not (folder / "run.yaml").is_file():
+        try:
+            found = (folder / "run.yaml").is_file()
             known = sorted(path.parent.name for path in folder.parent.glob("*/run.yaml"))[-5:]
+        except OSError as error:
+            raise NotReady(f"cannot read run {folder.name!r} in {folder.parent}: {error.strerror}") from error
+        if not found:
             raise ConfigError(f"no run {folder.name!r} in {folder.parent}; newest there: {', '.join(known) or 'none'}")
         config = load_config(folder / "run.yaml", environ={})
         return cls(run_id=folder.name, config=config, home=folder.parent.absolute())
@@ -119,7 +139,10 @@ class Run:
     def changed(self, config: RunConfig) -> "Run":
         """This run under a changed configuration, frozen anew; raises ResumeRefused naming what cannot change."""
         changes = config_changes(self.config, config)
-        refused = {key: change for key, change in changes.items() if key.startswith(FROZEN_KEYS)}
+        frozen: tuple[str, ...] = FROZEN_KEYS
+        if self.config.training.algorithm.lr_schedule != "constant":
+            frozen += ("training.max_steps",)  # the schedule's length decides the step size of steps already trained
+        refused = {key: change for key, change in changes.items() if key.startswith(frozen)}
         if refused:
             lines = [f"  {key}: was {old!r}, now {new!r}" for key, (old, new) in refused.items()]
             raise ResumeRefused("\n".join([f"run {self.run_id} cannot be resumed with these changes:", *lines]))
@@ -128,15 +151,17 @@ class Run:
 
     @contextmanager
     def hold(self, role: str) -> Iterator[None]:
-        """Hold a role ('lifecycle', 'trainer', 'generator-0') while the block runs; raises RunLocked when another process does."""
-        path = self.folder / "locks" / role
-        path.parent.mkdir(exist_ok=True)
-        with path.open("a+") as file:
+        """Hold a role ('lifecycle', 'trainer', 'generator-0') while the block runs.
+
+        Raises RunLocked when another process does, NotReady when the folder cannot be written.
+        """
+        with _open_lock(self.folder / "locks" / role) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 file.seek(0)
-                raise RunLocked(f"run {self.run_id}: process {file.read().strip() or '?'} already works as {role}") from error
+                holder = file.read().strip() or "?"
+                raise RunLocked(f"run {self.run_id}: process {holder} already works as {role}") from error
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
@@ -155,8 +180,8 @@ class Run:
 def write_status(store: Store, role: str, status: Mapping[str, Any]) -> bool:
     """Publish what a process says of itself under `status/<role>.json`; False when the store is away.
 
-    Keys: role, pid, host, http (URL), phase ('starting', 'working', 'waiting', 'stopped'), progress (int that grows while the
-    process does its work or rightly waits), updated_at_ns, and the role's own numbers.
+    Keys: role, pid, host, http (URL), phase ('starting', 'working', 'waiting', 'stopped'), progress (int that grows
+    while the process does its work or rightly waits), updated_at_ns, and the role's own numbers.
     """
     try:
         store.put(f"status/{role}.json", json.dumps({"role": role, **status}).encode())
@@ -174,7 +199,20 @@ def read_status(store: Store) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _open_lock(path: Path) -> TextIO:
+    try:
+        path.parent.mkdir(exist_ok=True)
+        return path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise NotReady(f"cannot write {path}: {error.strerror}") from error
+
+
 def _write_whole(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise NotReady(f"cannot write {path}: {error.strerror}") from error
