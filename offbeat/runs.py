@@ -88,7 +88,7 @@ class Run:
 
     @classmethod
     def open(cls, run: str | Path, *, home: Path | None = None) -> "Run":
-        """Open a run by its id (under `home`) or its folder; raises ConfigError for none, NotReady where reading fails."""
+        """Open a run by its id (under `home`) or its folder; raises ConfigError (none there), NotReady."""
         text = str(run)
         folder = Path(text) if os.sep in text else (home or default_home()) / text
         try:
