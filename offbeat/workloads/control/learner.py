@@ -45,6 +45,8 @@ def make_deterministic(threads: int) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
+    # Deterministic mode would fill every new tensor with NaN first, which costs time and changes no result here.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 class ControlLearner:
@@ -79,7 +81,7 @@ class ControlLearner:
         rate = self._set_learning_rate()
         updates = [self._update(part) for part in self._minibatches(unrolls, seed)]
         # Only now, so that the batch is scored through the same scale that its behaviour policy saw through.
-        self._policy.update_normalizer(unrolls.observations[:-1].flatten(0, 1))
+        self._policy.update_normalizer(unrolls.observations[:, :-1].flatten(0, 1))
         self._steps += 1
         means = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
         return {**means, **_episode_metrics(batch), "samples": float(unrolls.weights.sum()), "learning_rate": rate}
@@ -126,8 +128,8 @@ class ControlLearner:
     def _with_scaled_rewards(self, unrolls: Unrolls) -> Unrolls:
         if self._rewards is None:
             return unrolls
-        sums = discounted_sums(unrolls.rewards, unrolls.cuts, self._algorithm.discount)
-        self._rewards.update(sums[unrolls.weights > 0])
+        sums = discounted_sums(unrolls.rewards.t(), unrolls.cuts.t(), self._algorithm.discount)
+        self._rewards.update(sums[unrolls.weights.t() > 0])
         scaled = unrolls.rewards / self._rewards.deviation()
         return replace(unrolls, rewards=scaled.clamp(-MAX_REWARD, MAX_REWARD))
 
@@ -139,7 +141,7 @@ class ControlLearner:
         return rate
 
     def _minibatches(self, unrolls: Unrolls, seed: int) -> Iterator[Unrolls]:
-        count = unrolls.rewards.shape[1]
+        count = len(unrolls.rewards)
         pieces = min(self._algorithm.minibatches, count)
         generator = torch.Generator().manual_seed(seed)
         for _ in range(self._algorithm.epochs):
@@ -153,7 +155,7 @@ class ControlLearner:
         logprobs, entropies, values = self._policy.evaluate_unrolls(part.observations, part.actions)
         log_ratios = logprobs - part.behaviour_logprobs
         estimates = self._estimates(part, values.detach(), log_ratios.detach())
-        loss = self._loss(part, log_ratios, entropies, values[:-1], estimates)
+        loss = self._loss(part, log_ratios, entropies, values[:, :-1], estimates)
         self._optimizer.zero_grad(set_to_none=True)
         loss.total.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._training.gradient_clip)
@@ -161,28 +163,34 @@ class ControlLearner:
         finite = bool(torch.isfinite(norm))
         if finite:
             self._optimizer.step()
-        return _metrics(loss, norm, _explained(values[:-1].detach(), estimates.targets, part.weights), finite)
+        return _metrics(loss, norm, _explained(values[:, :-1].detach(), estimates.targets, part.weights), finite)
 
     @torch.no_grad()
     def _estimates(self, part: Unrolls, values: Tensor, log_ratios: Tensor) -> Estimates:
         algorithm = self._algorithm
-        next_values = values[1:]
-        follows = part.final_index >= 0
-        if len(part.final_observations) and bool(follows.any()):
-            finals = self._policy.value(part.final_observations.index_select(0, part.final_index[follows]))
-            next_values = next_values.masked_scatter(follows, finals)
         discounts = torch.full_like(part.rewards, algorithm.discount).masked_fill_(part.terminated, 0.0)
+        next_values = self._next_values(part, values)
         given = {"rewards": part.rewards, "discounts": discounts, "cuts": part.cuts, "next_values": next_values}
+        time_major = {name: tensor.t().contiguous() for name, tensor in given.items()}
         if algorithm.correction == "gae":
-            return gae(**given, values=values[:-1], trace_lambda=algorithm.trace_lambda)
-        return vtrace(
-            **given,
-            values=values[:-1],
-            log_ratios=log_ratios,
-            trace_lambda=algorithm.trace_lambda,
-            rho_bar=algorithm.rho_bar,
-            c_bar=algorithm.c_bar,
-        )
+            made = gae(**time_major, values=values[:, :-1].t(), trace_lambda=algorithm.trace_lambda)
+        else:
+            made = vtrace(
+                **time_major,
+                values=values[:, :-1].t(),
+                log_ratios=log_ratios.t(),
+                trace_lambda=algorithm.trace_lambda,
+                rho_bar=algorithm.rho_bar,
+                c_bar=algorithm.c_bar,
+            )
+        return Estimates(targets=made.targets.t(), advantages=made.advantages.t())
+
+    def _next_values(self, part: Unrolls, values: Tensor) -> Tensor:
+        follows = part.final_index >= 0
+        if not len(part.final_observations) or not bool(follows.any()):
+            return values[:, 1:]
+        finals = self._policy.value(part.final_observations.index_select(0, part.final_index[follows]))
+        return values[:, 1:].masked_scatter(follows, finals)
 
     def _loss(self, part: Unrolls, log_ratios: Tensor, entropies: Tensor, values: Tensor, made: Estimates) -> AppoLoss:
         algorithm = self._algorithm

@@ -96,20 +96,20 @@ class ActorCritic(nn.Module):
         return logprobs, entropies, values
 
     def evaluate_unrolls(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probs and entropies [T, N] of time-major actions [T, N, ...], and values [T + 1, N]; one pass.
+        """Log-probs and entropies [N, T] of actions [N, T, ...], and values [N, T + 1], in one pass with gradients.
 
-        observations: [T + 1, N, *shape]; the last ones only get a value.
+        observations: [N, T + 1, *shape]; the last of each unroll only gets a value.
         """
-        length, rows = actions.shape[:2]
+        shape, (rows, length) = actions.shape[:2], observations.shape[:2]
         scaled = self.scale(observations.flatten(0, 1))
         if self.critic is None:
             critic_features = self.actor(scaled)
-            features = critic_features[: length * rows]
+            features = _without_last(critic_features, rows, length)
         else:
-            features, critic_features = self.actor(scaled[: length * rows]), self.critic(scaled)
+            features, critic_features = self.actor(_without_last(scaled, rows, length)), self.critic(scaled)
         logprobs, entropies = self._score(self.policy_head(features), actions.flatten(0, 1))
-        values = self.value_head(critic_features).view(length + 1, rows)
-        return logprobs.view(length, rows), entropies.view(length, rows), values
+        values = self.value_head(critic_features).view(rows, length)
+        return logprobs.view(shape), entropies.view(shape), values
 
     @torch.no_grad()
     def update_normalizer(self, observations: Tensor) -> None:
@@ -195,3 +195,7 @@ def _gaussian_logprobs(means: Tensor, log_std: Tensor, actions: Tensor) -> Tenso
 
 def _chosen(logprobs: Tensor, actions: Tensor) -> Tensor:
     return logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+
+def _without_last(flat: Tensor, rows: int, length: int) -> Tensor:
+    return flat.view(rows, length, *flat.shape[1:])[:, :-1].flatten(0, 1)

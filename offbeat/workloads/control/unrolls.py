@@ -1,4 +1,4 @@
-"""A batch of control trajectories as the learner's tensors: time-major, in fresh memory, flags taken apart.
+"""A batch of control trajectories as the learner's tensors: in fresh memory, flags taken apart.
 
 Columns are copied into new (64-byte aligned) tensors, so a step's result depends on the trajectories and their order
 alone, never on how a log record was cut or where it lay in memory.
@@ -20,26 +20,26 @@ NDArray = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unrolls:
-    """N unrolls of T steps. final_observations [K, *shape] are common to all; the others have time first, then N.
+    """N unrolls of T steps. final_observations [K, *shape] are common to all.
 
     weights: 1 for slots to train on, 0 for RESET. final_index: int64, which final observation follows a truncated slot
     (same-step mode), -1 elsewhere.
     """
 
-    observations: Tensor  # [T + 1, N, *shape]
-    actions: Tensor  # int64 [T, N] or float32 [T, N, A]
-    rewards: Tensor  # [T, N]
-    behaviour_logprobs: Tensor  # [T, N]
-    terminated: Tensor  # bool [T, N]
-    cuts: Tensor  # bool [T, N]: every done and RESET
-    weights: Tensor  # [T, N]
-    final_index: Tensor  # [T, N]
+    observations: Tensor  # [N, T + 1, *shape]
+    actions: Tensor  # int64 [N, T] or float32 [N, T, A]
+    rewards: Tensor  # [N, T]
+    behaviour_logprobs: Tensor  # [N, T]
+    terminated: Tensor  # bool [N, T]
+    cuts: Tensor  # bool [N, T]: every done and RESET
+    weights: Tensor  # [N, T]
+    final_index: Tensor  # [N, T]
     final_observations: Tensor  # [K, *shape]
 
     def select(self, rows: Tensor) -> "Unrolls":
         """The unrolls `rows` (int64 [n]), copied."""
         names = [field.name for field in fields(self) if field.name != "final_observations"]
-        chosen = {name: getattr(self, name).index_select(1, rows) for name in names}
+        chosen = {name: getattr(self, name).index_select(0, rows) for name in names}
         return Unrolls(**chosen, final_observations=self.final_observations)
 
 
@@ -62,7 +62,7 @@ def unrolls_of(batch: TrajectoryBatch, device: torch.device) -> Unrolls:
         "weights": (~reset).astype(np.float32),
         "final_index": final_index,
     }
-    tensors = {name: _copied(array.swapaxes(0, 1)).to(device) for name, array in arrays.items()}
+    tensors = {name: _copied(array).to(device) for name, array in arrays.items()}
     return Unrolls(**tensors, final_observations=_copied(final_observations).to(device))
 
 
