@@ -6,38 +6,20 @@ instead of ending the stream.
 """
 
 import json
-import os
 import sqlite3
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from offbeat.errors import LogUnavailable, PositionOutOfRange
 from offbeat.log.base import Channel, Entry, Record
+from offbeat.log.database import ADVICE, PAGE_BYTES, Checkpointer, is_damage, open_database, unavailable
 
-BUSY_TIMEOUT_S = 10.0
 TRIM_ROWS = 64
 LARGEST_GAP = 1 << 16
-
-# Large pages keep a record's pages few; the write-ahead file is cut back to this size whenever it starts anew.
-CREATE = """
-PRAGMA page_size = 65536;
-PRAGMA journal_mode = WAL;
-CREATE TABLE records (
-    position INTEGER PRIMARY KEY, appended_at_ns INTEGER NOT NULL, headers TEXT NOT NULL, payload BLOB NOT NULL
-);
-CREATE TABLE bounds (begin INTEGER NOT NULL);
-INSERT INTO bounds VALUES (0);
-"""
-CONFIGURE = """
-PRAGMA synchronous = NORMAL;
-PRAGMA secure_delete = OFF;
-PRAGMA journal_size_limit = 67108864;
-"""
 
 BEGIN = "SELECT begin FROM bounds"
 LAST = "SELECT max(position) FROM records"
@@ -49,17 +31,6 @@ HEADS = ROWS.replace("payload FROM", "x'' FROM")
 YOUNG = "SELECT position FROM records WHERE position >= ? AND appended_at_ns >= ? ORDER BY position LIMIT 1"
 FORGET = "DELETE FROM records WHERE position IN (SELECT position FROM records WHERE position < ? LIMIT ?)"
 
-ADVICE = {
-    "SQLITE_FULL": "free space on this file system",
-    "SQLITE_READONLY": "make the file and its folder writable",
-    "SQLITE_CANTOPEN": "make the folder exist and be writable",
-    "SQLITE_PERM": "make the file and its folder writable",
-    "SQLITE_BUSY": "another process holds it; try again, or end that process",
-    "SQLITE_IOERR": "check the disk and its free space",
-    "SQLITE_CORRUPT": "the file is damaged; resume from a copy, or start a new run",
-    "SQLITE_NOTADB": "the file is damaged or not ours; resume from a copy, or start a new run",
-}
-
 
 class PartitionFile:
     """One partition, opened at first use. A lock serialises this process's threads, SQLite the processes."""
@@ -70,6 +41,7 @@ class PartitionFile:
         self._partition = partition
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        self._checkpointer = Checkpointer(path)
         self._closed = False
 
     def append(self, entries: Sequence[Entry]) -> int:
@@ -79,6 +51,7 @@ class PartitionFile:
             first, now_ns = _end(db), time.time_ns()
             rows = ((first + i, now_ns, headers[i], entry.payload) for i, entry in enumerate(entries))
             db.executemany(INSERT, rows)
+            self._checkpointer.wrote(PAGE_BYTES + sum(len(entry.payload) for entry in entries))
         return first + len(headers)
 
     def read(self, position: int, max_records: int, max_bytes: int | None) -> list[Record]:
@@ -87,7 +60,7 @@ class PartitionFile:
             try:
                 records = self._read_run(db, position, max_records, max_bytes)
             except sqlite3.DatabaseError as error:
-                if not _is_damage(error):
+                if not is_damage(error):
                     raise
                 records = self._read_singly(db, position, max_records, max_bytes)
             # Asked after the rows, so that a trim in between is noticed and not taken for a gap.
@@ -114,8 +87,10 @@ class PartitionFile:
             db.execute("UPDATE bounds SET begin = ?", (begin,))
         while True:
             with self._transaction() as db:
-                if db.execute(FORGET, (begin, TRIM_ROWS)).rowcount < TRIM_ROWS:
-                    return
+                num_rows = db.execute(FORGET, (begin, TRIM_ROWS)).rowcount
+                self._checkpointer.wrote(num_rows * PAGE_BYTES)
+            if num_rows < TRIM_ROWS:
+                return
 
     def position_at(self, appended_at_ns: int) -> int:
         """First position appended at or after this time, else the end."""
@@ -127,6 +102,7 @@ class PartitionFile:
         """Close the connection for good."""
         with self._lock:
             self._closed = True
+            self._checkpointer.close()
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
@@ -154,7 +130,7 @@ class PartitionFile:
             try:
                 row = _row(db, at, ROWS if max_bytes is not None else HEADS)
             except sqlite3.DatabaseError as error:
-                if not _is_damage(error) or (end is None and not records):
+                if not is_damage(error) or (end is None and not records):
                     raise
                 row = _head_if_readable(db, at)
             if end is None and row is None:
@@ -195,10 +171,10 @@ class PartitionFile:
                 raise LogUnavailable(f"{self._path}: this log is closed; open it again")
             try:
                 if self._connection is None:
-                    self._connection = _open(self._path)
+                    self._connection = open_database(self._path)
                 yield self._connection
             except (sqlite3.Error, OSError) as error:
-                raise _unavailable(self._path, place, error) from error
+                raise unavailable(self._path, place, error) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -210,31 +186,6 @@ class PartitionFile:
             finally:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    if not path.exists():
-        _create(path)
-    db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-    # Bytes, so that a flipped byte in a text is ours to judge and no exception of the driver.
-    db.text_factory = bytes
-    try:
-        db.executescript(CONFIGURE)
-    except sqlite3.Error:
-        db.close()
-        raise
-    return db
-
-
-def _create(path: Path) -> None:
-    """Make the database aside and link it into place: whoever comes first wins, and nobody sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        partial = Path(folder) / path.name
-        with closing(sqlite3.connect(partial, isolation_level=None)) as db:
-            db.executescript(CREATE)
-        with suppress(FileExistsError):
-            os.link(partial, path)
 
 
 def _begin(db: sqlite3.Connection) -> int:
@@ -250,7 +201,7 @@ def _end_if_known(db: sqlite3.Connection) -> int | None:
     try:
         return _end(db)
     except sqlite3.DatabaseError as error:
-        if not _is_damage(error):
+        if not is_damage(error):
             raise
         return None
 
@@ -265,7 +216,7 @@ def _head_if_readable(db: sqlite3.Connection, position: int) -> tuple[Any, ...] 
     try:
         return _row(db, position, HEADS)
     except sqlite3.DatabaseError as error:
-        if not _is_damage(error):
+        if not is_damage(error):
             raise
         return None
 
@@ -278,17 +229,3 @@ def _parse_headers(text: Any) -> Mapping[str, str]:
     if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
         return {}
     return headers
-
-
-def _is_damage(error: sqlite3.Error) -> bool:
-    return _error_name(error).startswith("SQLITE_CORRUPT")
-
-
-def _error_name(error: Exception) -> str:
-    return str(getattr(error, "sqlite_errorname", ""))
-
-
-def _unavailable(path: Path, place: str, error: Exception) -> LogUnavailable:
-    family = "_".join(_error_name(error).split("_")[:2])
-    advice = ADVICE.get(family, "check the disk, its free space and the rights on the folder")
-    return LogUnavailable(f"log file {path}{', ' if place else ''}{place}: {error}; {advice}")

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -181,7 +182,7 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path, file: Path) -> None
 def test_a_held_file_is_unavailable_and_nothing_is_appended(
     log: SqliteLog, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offbeat.log.partition.BUSY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("offbeat.log.database.BUSY_TIMEOUT_S", 0.01)
     append(log, b"a")
     holder = sqlite3.connect(file, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -253,3 +254,13 @@ def test_payloads_are_not_loaded_beyond_the_limit(log: SqliteLog) -> None:
 def _bytes_read() -> int:
     with open(f"/proc/{os.getpid()}/io", encoding="ascii") as counters:
         return int(counters.readline().split()[1])
+
+
+def test_records_move_to_the_main_file_while_the_log_is_open(log: SqliteLog, file: Path) -> None:
+    deadline = time.monotonic() + 30
+    while file.stat().st_size < 10 << 20 if file.exists() else True:
+        assert time.monotonic() < deadline
+        append(log, bytes(1 << 20))
+    assert all(len(record.payload) == 1 << 20 for record in read_all(log))
+    log.close()
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
