@@ -34,8 +34,8 @@ class View:
     samples_per_second: float | None = None
     staleness: float | None = None
     age_s: float | None = None
-    waiting: int = 0
     generators: int = 0
+    generators_busy: float | None = None
     finished: bool = False
 
     def text(self) -> str:
@@ -45,7 +45,9 @@ class View:
             ("{} samples/s", None if self.samples_per_second is None else short_number(self.samples_per_second)),
             ("staleness {:.0f}", self.staleness),
             ("age {:.2f} s", self.age_s),
-            ("{} generators" + f", {self.waiting} waiting for admission" * (self.waiting > 0), self.generators or None),
+            ("{} generator" + "s" * (self.generators != 1), self.generators or None),
+            # The rest of their time they wait for admission.
+            ("busy {:.0%}", self.generators_busy),
         )
         return "  ".join(pattern.format(value) for pattern, value in parts if value is not None) or "starting"
 
@@ -83,7 +85,6 @@ class Watcher:
             self._view,
             step=last.step,
             episode_return=returns[-1] if returns else self._view.episode_return,
-            samples_per_second=last.metrics.get("samples_per_second"),
             staleness=last.metrics.get("staleness_max"),
             age_s=last.metrics.get("trajectory_age_s_p50"),
             finished=last.step >= self._view.max_steps,
@@ -92,11 +93,19 @@ class Watcher:
     def _read_processes(self) -> None:
         from offbeat.runs import read_status
 
-        phases = [
-            status.get("phase") for role, status in read_status(self._store).items() if role.startswith("generator")
+        processes = read_status(self._store)
+        generators = [
+            status
+            for role, status in processes.items()
+            if role.startswith("generator-") and status.get("phase") != "stopped"
         ]
-        alive = [phase for phase in phases if phase != "stopped"]
-        self._view = replace(self._view, generators=len(alive), waiting=alive.count("waiting"))
+        busy = [status["generator_busy_ratio"] for status in generators if "generator_busy_ratio" in status]
+        self._view = replace(
+            self._view,
+            samples_per_second=processes.get("trainer", {}).get("samples_per_second"),
+            generators=len(generators),
+            generators_busy=sum(busy) / len(busy) if busy else None,
+        )
 
     def close(self) -> None:
         """Give the log and the store back."""
@@ -168,7 +177,7 @@ def _show_live(run_id: str, home: Path, stop: threading.Event) -> None:
         TextColumn("{task.description}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as display:
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=4, redirect_stdout=False) as display:
         task = display.add_task("starting", total=None)
 
         def show(view: View) -> None:

@@ -104,12 +104,15 @@ def _check_before_start(config: "RunConfig", home: Path) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the block as Ctrl-C does, so that everything it started is stopped."""
+    """SIGTERM and a closed terminal end the block as Ctrl-C does, so that everything it started is stopped.
+
+    Ctrl-C too is set anew: a shell that starts a command in the background has it ignore that signal.
+    """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise Stopped(number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

@@ -80,7 +80,7 @@ def make_run(home, *, trained) -> Run:
     log.append("trajectories", 0, [Entry(headers=headers(sequence=8 * n, count=8), payload=b"x") for n in range(3)])
     writer = PlanWriter.open(log, resumed_step=0, view=PlanView())
     for step, total in enumerate(trained, start=1):
-        metrics = {"samples_per_second": 12345.0, "staleness_max": step, "trajectory_age_s_p50": 0.25}
+        metrics = {"staleness_max": step, "trajectory_age_s_p50": 0.25}
         if step == 1:
             metrics["episode_return_mean"] = 21.5
         outcome = Outcome(epoch=1, step=step, version_in=step - 1, version_out=step, digest="d", metrics=metrics)

@@ -6,9 +6,10 @@ from offbeat.runs import write_status
 
 def test_a_watcher_sees_steps_and_who_waits(made):
     store = made.open_store()
-    for role, phase in {"trainer": "working", "generator-0": "waiting", "generator-1": "working"}.items():
-        write_status(store, role, {"phase": phase})
-    write_status(store, "generator-2", {"phase": "stopped"})
+    write_status(store, "trainer", {"phase": "working", "samples_per_second": 12345.0})
+    write_status(store, "generator-0", {"phase": "waiting", "generator_busy_ratio": 0.5})
+    write_status(store, "generator-1", {"phase": "working", "generator_busy_ratio": 0.75})
+    write_status(store, "generator-2", {"phase": "stopped", "generator_busy_ratio": 0.0})
     watcher = Watcher(made)
     view = watcher.poll()
     watcher.close()
@@ -19,10 +20,10 @@ def test_a_watcher_sees_steps_and_who_waits(made):
         samples_per_second=12345,
         staleness=2,
         age_s=0.25,
-        waiting=1,
         generators=2,
+        generators_busy=0.625,
     )
-    assert view.text() == "return 21.5  12.3k samples/s  staleness 2  age 0.25 s  2 generators, 1 waiting for admission"
+    assert view.text() == "return 21.5  12.3k samples/s  staleness 2  age 0.25 s  2 generators  busy 62%"
 
 
 def test_a_log_that_is_away_leaves_the_last_numbers_standing(made, monkeypatch):
@@ -46,7 +47,7 @@ def test_plain_lines_where_there_is_no_terminal(made, home, capsys, monkeypatch)
     with shown_progress("made", home):
         pass
     out, err = capsys.readouterr()
-    assert (out, err) == ("", "step 2/4  return 21.5  12.3k samples/s  staleness 2  age 0.25 s\n")
+    assert (out, err) == ("", "step 2/4  return 21.5  staleness 2  age 0.25 s\n")
 
 
 def test_a_run_that_never_began_shows_nothing(home, capsys):
@@ -63,4 +64,4 @@ def test_a_live_display_on_a_terminal(made, home, capsys, monkeypatch):
         pass
     err = capsys.readouterr().err
     assert "2/4" in err
-    assert "12.3k samples/s" in err
+    assert "return 21.5" in err

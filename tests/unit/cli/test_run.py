@@ -187,7 +187,7 @@ def test_ctrl_c_exits_with_130_and_says_how_to_go_on(invoke, lifecycle, config_f
 
 
 def test_a_signal_ends_the_run_as_ctrl_c_does(invoke, lifecycle, config_file, home):
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         before = signal.getsignal(number)
         lifecycle.end = lambda number=number: os.kill(os.getpid(), number)
         result = invoke("run", config_file, "--run-id", number.name, "--home", home)
