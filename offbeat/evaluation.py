@@ -85,8 +85,7 @@ def evaluate_champion(run: Run, registry: Registry) -> ChampionScores:
     """Score the registered champion on the same seeds that `evaluate_policy` uses.
 
     A champion that does not load, cannot be scored or was trained for another environment counts as none, with a
-    note: a broken model must not keep every later one out. Raises RegistryUnavailable (worth trying again) and
-    WorkloadError when the environment itself fails.
+    note: a broken model must not keep every later one out. Raises RegistryUnavailable, which is worth trying again.
     """
     version = registry.champion(run.config.model_name)
     if version is None:

@@ -17,20 +17,21 @@ import numpy as np
 
 from offbeat.errors import RegistryError, RegistryUnavailable
 
-# Set before the import, unless the operator has chosen: no calls home, no lines between ours on stdout, and a server
+# Set before the import, unless the operator has chosen: no calls home, no lines among ours, and a server
 # that is away is reported after seconds; whoever calls decides how often to try again.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-QUIET_LOGGERS = ("alembic", "mlflow.store.db.utils", "mlflow.system_metrics.system_metrics_monitor")
+QUIET_LOGGERS = ("alembic", "mlflow.store", "mlflow.system_metrics.system_metrics_monitor")
 
 # How MLflow names a backend that is away: a server that cannot be reached comes as an internal error too.
 UNAVAILABLE_CODES = {"TEMPORARILY_UNAVAILABLE", "INTERNAL_ERROR", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"}
 
-PASSWORD = re.compile(r"(?<=://)([^\s/@:]*):[^\s@]*@")
+PASSWORD = re.compile(r"(?<=://)([^\s/@:]*):[^\s/]*@")
 SQLITE = "sqlite:///"
 
 

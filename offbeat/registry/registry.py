@@ -67,8 +67,10 @@ class Registry(Tracking):
         with translated(f"register {policy_folder} as {name!r}"):
             model = self._upload(run_id, policy_folder, loader_module, labels, input_example)
             self._make_registered_model(name)
+            # A server looks models up itself and takes no paths; without one MLflow would look in its global address.
+            source = model.model_uri if self._tracking_uri.startswith("http") else model.artifact_location
             found = self._client.create_model_version(
-                name, source=model.model_uri, run_id=run_id, tags=labels, model_id=model.model_id
+                name, source=source, run_id=run_id, tags=labels, model_id=model.model_id
             )
             self._client.set_registered_model_alias(name, CHALLENGER, str(found.version))
         return _model_version(found)
