@@ -90,7 +90,7 @@ class TrainerLink:
 
 
 class PolicyLoader:
-    """A thread that keeps the idle policy at the newest version, and lets the trainer hear that this generator lives."""
+    """A thread that keeps the idle policy at the newest version, and shows the trainer that this generator lives."""
 
     def __init__(self, generator: "Generator", store: Store, buffer: DoubleBuffer[Policy]) -> None:
         self.error: WorkloadError | None = None
