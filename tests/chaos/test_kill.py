@@ -1,4 +1,4 @@
-"""Processes killed with SIGKILL at random moments: the account stays exact and every step can be repeated bit for bit."""
+"""Processes killed with SIGKILL at random moments: the account stays exact, every step repeats bit for bit."""
 
 import random
 import time
