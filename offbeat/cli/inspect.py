@@ -9,7 +9,7 @@ import click
 
 from offbeat.cli.options import home_option, json_option, run_argument
 from offbeat.cli.output import print_json, print_table
-from offbeat.cli.report import print_summary
+from offbeat.cli.report import evaluation_text, print_summary
 from offbeat.errors import CheckpointError, OffbeatError
 
 if TYPE_CHECKING:
@@ -30,11 +30,14 @@ def runs(*, home: Path) -> None:
             report = Run.open(folder).read_report() or {"status": "unfinished"}
         except OffbeatError as error:
             report = {"status": f"unreadable: {str(error).splitlines()[0]}"}
-        evaluation = report.get("evaluation") or {}
-        scores = ", ".join(
-            f"{name} {value:.4g}" for name, value in evaluation.items() if isinstance(value, int | float)
+        rows.append(
+            [
+                folder.name,
+                str(report.get("status")),
+                str(report.get("steps", "")),
+                evaluation_text(report.get("evaluation")),
+            ]
         )
-        rows.append([folder.name, str(report.get("status")), str(report.get("steps", "")), scores])
     if rows:
         print_table([["RUN", "STATUS", "STEPS", "EVALUATION"], *rows])
     else:
@@ -137,7 +140,7 @@ def verify(*, checkpoint: str, home: Path) -> None:
 
 def _verify_newest(run: str, home: Path) -> None:
     from offbeat.runs import Run
-    from offbeat.trainer.checkpoint import compare_with_store, list_checkpoints
+    from offbeat.trainer.checkpoint import compare_with_store, list_checkpoints, stored_steps
     from offbeat.trainer.checkpoint import verify as faults_of
 
     found = Run.open(run, home=home)
@@ -149,7 +152,10 @@ def _verify_newest(run: str, home: Path) -> None:
     if not faults:
         store = found.open_store()
         try:
-            faults = compare_with_store(newest, store)
+            if newest.step in stored_steps(store) or found.read_report():
+                faults = compare_with_store(newest, store)
+            else:
+                click.echo(f"{store.uri} has no copy of it yet", err=True)
         finally:
             store.close()
     _conclude_verification(newest.folder, faults)

@@ -91,10 +91,20 @@ def _summary(report: Mapping[str, Any]) -> dict[str, str]:
         ),
         "speed": _speed(report),
         "latency": _filled("p50 {data_latency_p50_ms:.1f} ms, p99 {data_latency_p99_ms:.1f} ms", report),
-        "evaluation": "  ".join(f"{name} {_value(value)}" for name, value in (report.get("evaluation") or {}).items()),
+        "evaluation": evaluation_text(report.get("evaluation")),
         "checkpoint": _checkpoint(report.get("checkpoint")),
         "model": _model(report.get("model")),
     }
+
+
+def evaluation_text(evaluation: Any) -> str:
+    """`return 487.3 (482.0 to 491.1) over 100 episodes`: the mean and its confidence interval."""
+    for key in evaluation or {}:
+        if key.endswith("_mean"):
+            name = key.removesuffix("_mean")
+            interval = f" ({{{name}_ci_low:.1f}} to {{{name}_ci_high:.1f}}) over {{episodes}} episodes"
+            return _filled(f"{name} {{{key}:.1f}}", evaluation) + _filled(interval, evaluation)
+    return ""
 
 
 def _filled(pattern: str, values: Mapping[str, Any]) -> str:
@@ -106,10 +116,6 @@ def _filled(pattern: str, values: Mapping[str, Any]) -> str:
 
 def _seconds(value: Any) -> str:
     return "" if value is None else f" in {value:.1f} s"
-
-
-def _value(value: Any) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _speed(report: Mapping[str, Any]) -> str:

@@ -18,18 +18,10 @@ import click
 from offbeat.cli.options import INTERRUPTED, home_option, json_option, run_argument, set_option
 from offbeat.cli.output import silent_stdout
 from offbeat.cli.report import Ending, conclude, unfinished_report
-from offbeat.errors import NotReady, OffbeatError, RunFailed
+from offbeat.errors import GateRejected, NotReady, OffbeatError, RunCancelled, RunFailed
 
 if TYPE_CHECKING:
     from offbeat.config import RunConfig
-
-
-class Stopped(KeyboardInterrupt):
-    """Somebody asked this process to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.exit_code = 128 + number
 
 
 @click.command()
@@ -110,7 +102,7 @@ def _interruptible() -> Iterator[None]:
     """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise Stopped(number)
+        raise KeyboardInterrupt(signal.Signals(number).name)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -137,13 +129,18 @@ def _lifecycle(
 
 
 def _unfinished(error: KeyboardInterrupt | OffbeatError, *, run_id: str, home: Path, wall_seconds: float) -> Ending:
-    hint = f"its state is kept; continue it with `offbeat resume {run_id}`"
-    if isinstance(error, OffbeatError):
-        status, message, code = "failed", f"{type(error).__name__}: {error}", error.exit_code
-    else:
-        status, message, code = "cancelled", f"run {run_id} was stopped", getattr(error, "exit_code", INTERRUPTED)
+    begun = (home / run_id / "run.yaml").is_file()
+    hint = f"\nits state is kept; continue it with `offbeat resume {run_id}`" if begun else ""
+    message = f"{type(error).__name__}: {error}"
+    if isinstance(error, GateRejected):
+        from offbeat.runs import Run
+
+        return Ending(report=Run.open(run_id, home=home).read_report() or {}, exit_code=1, message=f"error: {message}")
+    status, code = "failed", 1
+    if isinstance(error, KeyboardInterrupt | RunCancelled):
+        status, code, message = "cancelled", INTERRUPTED, f"run {run_id} was stopped"
     report = unfinished_report(run_id, home, status=status, error=message, wall_seconds=wall_seconds)
-    return Ending(report=report, exit_code=code, message=f"error: {message}\n{hint}")
+    return Ending(report=report, exit_code=code, message=f"error: {message}{hint}")
 
 
 def _call_flow(
@@ -157,11 +154,11 @@ def _call_flow(
 
     try:
         with prefect_api(home) as api_url:
-            from flows.lifecycle import lifecycle
+            from flows.lifecycle import run_lifecycle
 
             _announce(settled, run_id=run_id, home=home, api_url=api_url)
             with shown_progress(run_id, home):
-                return lifecycle(config=str(config), overrides=list(overrides), run_id=run_id, resume=resume)
+                return run_lifecycle(str(config), list(overrides), run_id=run_id, resume=resume)
     except (PrefectException, httpx.HTTPError) as error:
         raise RunFailed(f"run {run_id}: Prefect could not carry it through: {error}") from error
 

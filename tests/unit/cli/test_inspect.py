@@ -53,22 +53,22 @@ def test_status_shows_each_process_and_the_account(invoke, made, home):
 
 def test_status_as_json(invoke, made, home):
     write_status(made.open_store(), "trainer", {"phase": "stopped"})
-    made.write_report({"status": "completed"})
+    made.write_report({"status": "promoted"})
     status = json.loads(invoke("status", "made", "--json", "--home", home).stdout)
     assert status["processes"]["trainer"]["phase"] == "stopped"
-    assert status["report"] == {"status": "completed"}
+    assert status["report"] == {"status": "promoted"}
     assert status["account"]["pending"] == 8
 
 
 def test_runs_lists_finished_and_unfinished_ones(invoke, made, home):
     Run.create(made.config, run_id="done", home=home).write_report(
-        {"status": "completed", "steps": 4, "evaluation": {"return_mean": 487.25, "passed": None}}
+        {"status": "promoted", "steps": 4, "evaluation": {"return_mean": 487.25}}
     )
     (home / "broken").mkdir()
     (home / "broken" / "run.yaml").write_text("seed: many\n")
     rows = {line.split()[0]: line.split()[1:] for line in invoke("runs", "--home", home).stdout.splitlines()}
     assert rows["made"] == ["unfinished"]
-    assert rows["done"] == ["completed", "4", "return_mean", "487.2"]
+    assert rows["done"] == ["promoted", "4", "return", "487.2"]
     assert rows["broken"][0] == "unreadable:"
 
 
@@ -116,6 +116,19 @@ def test_a_damaged_copy_in_the_store_is_named_when_a_run_is_verified(invoke, che
     result = invoke("verify", "made", "--home", home)
     assert result.exit_code == 1
     assert "state.json" in result.stderr
+
+
+def test_a_copy_that_is_not_in_the_store_is_missed_once_the_run_is_over(invoke, checkpoint, made, home):
+    store = made.open_store()
+    for info in list(store.list("checkpoints/")):
+        store.delete(info.key)
+    result = invoke("verify", "made", "--home", home)
+    assert (result.exit_code, result.stdout) == (0, f"{checkpoint}: OK\n")
+    assert "has no copy of it yet" in result.stderr
+    made.write_report({"status": "promoted"})
+    result = invoke("verify", "made", "--home", home)
+    assert result.exit_code == 1
+    assert "MANIFEST.md5: missing" in result.stderr
 
 
 def test_a_run_without_checkpoints_cannot_be_verified(invoke, made, home):

@@ -10,11 +10,11 @@ from prefect.exceptions import PrefectException
 
 from offbeat.cli.report import REPORT_KEYS
 from offbeat.config import load_config
-from offbeat.errors import GateRejected, RunLocked, WorkloadError
+from offbeat.errors import ChildFailed, GateRejected, RunCancelled, RunLocked, WorkloadError
 from offbeat.runs import Run
 
 REPORT = {
-    "status": "completed",
+    "status": "promoted",
     "steps": 3,
     "policy_version": 3,
     "produced": 30,
@@ -23,7 +23,7 @@ REPORT = {
     "evicted": 1,
     "quarantined": 0,
     "pending": 3,
-    "evaluation": {"return_mean": 487.25},
+    "evaluation": {"return_mean": 487.25, "return_ci_low": 480.0, "return_ci_high": 491.125, "episodes": 100},
     "checkpoint": {"uri": "file:///checkpoint", "md5_ok": True},
     "model": {"name": "small", "version": 1, "alias": "champion"},
     "samples_per_second": 123456.0,
@@ -43,7 +43,7 @@ class FakeLifecycle:
         self.calls = []
         self.end = lambda: None
 
-    def __call__(self, *, config, overrides, run_id, resume):
+    def __call__(self, config, overrides, *, run_id, resume):
         self.calls.append({"overrides": overrides, "run_id": run_id, "resume": resume})
         if not resume:
             Run.create(load_config(config, overrides), run_id=run_id)
@@ -56,7 +56,7 @@ class FakeLifecycle:
 def lifecycle(monkeypatch):
     fake = FakeLifecycle()
     module = types.ModuleType("flows.lifecycle")
-    module.lifecycle = fake
+    module.run_lifecycle = fake
     monkeypatch.setitem(sys.modules, "flows.lifecycle", module)
     monkeypatch.setattr(
         "offbeat.cli.prefect_server.prefect_api", lambda home: contextlib.nullcontext("http://127.0.0.1:4200/api")
@@ -80,10 +80,10 @@ def test_places_are_said_at_the_start_and_a_summary_at_the_end(invoke, lifecycle
     for place in (home / "one", "http://127.0.0.1:4200", f"sqlite:///{home / 'mlflow.db'}"):
         assert str(place) in result.stderr
     for words in (
-        "one  completed in 12.5 s",
+        "one  promoted in 12.5 s",
         "30 produced = 24 trained + 2 stale + 1 evicted + 0 quarantined + 3 pending",
         "123k samples/s, trainer busy 91%, staleness at most 2",
-        "return_mean 487.25",
+        "return 487.2 (480.0 to 491.1) over 100 episodes",
         "file:///checkpoint  verified",
         "small version 1 is champion",
     ):
@@ -156,13 +156,27 @@ def ends_with(error):
 
 
 def test_a_failed_run_exits_with_1_and_still_gives_its_account(invoke, lifecycle, config_file, home):
-    lifecycle.end = ends_with(GateRejected("return 20 is below 475"))
+    lifecycle.end = ends_with(ChildFailed("generator-0 died 4 times"))
     result = invoke("run", config_file, "--json", "--run-id", "one", "--home", home)
     report = json.loads(result.stdout)
     assert (result.exit_code, report["status"], report["produced"]) == (1, "failed", 0)
-    assert report["error"] == "GateRejected: return 20 is below 475"
-    assert "error: GateRejected: return 20 is below 475" in result.stderr
+    assert report["error"] == "ChildFailed: generator-0 died 4 times"
+    assert "error: ChildFailed: generator-0 died 4 times" in result.stderr
+    assert "offbeat resume one" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_rejected_model_exits_with_1_where_promotion_was_required(invoke, lifecycle, config_file, home):
+    def end():
+        Run.open("one", home=home).write_report({**REPORT, "run_id": "one", "status": "rejected"})
+        raise GateRejected("return 20 is below 475")
+
+    lifecycle.end = end
+    result = invoke("run", config_file, "--json", "--require-promotion", "--run-id", "one", "--home", home)
+    report = json.loads(result.stdout)
+    assert (result.exit_code, report["status"], report["steps"]) == (1, "rejected", 3)
+    assert "error: GateRejected: return 20 is below 475" in result.stderr
+    assert "resume" not in result.stderr
 
 
 def test_prefect_that_fails_is_a_failed_run(invoke, lifecycle, config_file, home):
@@ -178,12 +192,13 @@ def test_a_run_that_another_process_holds_exits_with_2(invoke, lifecycle, config
     assert (result.exit_code, result.stdout) == (2, "")
 
 
-def test_ctrl_c_exits_with_130_and_says_how_to_go_on(invoke, lifecycle, config_file, home):
-    lifecycle.end = ends_with(KeyboardInterrupt())
-    result = invoke("run", config_file, "--json", "--run-id", "one", "--home", home)
-    assert result.exit_code == 130
-    assert json.loads(result.stdout)["status"] == "cancelled"
-    assert "offbeat resume one" in result.stderr
+def test_a_stopped_run_exits_with_130_and_says_how_to_go_on(invoke, lifecycle, config_file, home):
+    for number, error in enumerate([KeyboardInterrupt(), RunCancelled("somebody pressed cancel")]):
+        lifecycle.end = ends_with(error)
+        result = invoke("run", config_file, "--json", "--run-id", f"run-{number}", "--home", home)
+        assert result.exit_code == 130
+        assert json.loads(result.stdout)["status"] == "cancelled"
+        assert f"offbeat resume run-{number}" in result.stderr
 
 
 def test_a_signal_ends_the_run_as_ctrl_c_does(invoke, lifecycle, config_file, home):
@@ -191,9 +206,18 @@ def test_a_signal_ends_the_run_as_ctrl_c_does(invoke, lifecycle, config_file, ho
         before = signal.getsignal(number)
         lifecycle.end = lambda number=number: os.kill(os.getpid(), number)
         result = invoke("run", config_file, "--run-id", number.name, "--home", home)
-        assert result.exit_code == 128 + number
+        assert result.exit_code == 130
         assert f"run {number.name} was stopped" in result.stderr
         assert signal.getsignal(number) == before
+
+
+def test_a_run_stopped_before_it_has_a_folder_cannot_be_continued(invoke, lifecycle, config_file, home, monkeypatch):
+    def interrupted(home):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("offbeat.cli.prefect_server.prefect_api", interrupted)
+    result = invoke("run", config_file, "--run-id", "one", "--home", home)
+    assert (result.exit_code, result.stderr) == (130, "error: run one was stopped\n")
 
 
 def test_resume_continues_under_changed_keys(invoke, lifecycle, config_file, home):
