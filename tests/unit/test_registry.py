@@ -231,11 +231,16 @@ def test_steps_that_versions_of_a_run_come_from(registry: Registry, run_id: str,
         registry.referenced_steps("a' or 'b")
 
 
-def test_policy_comes_back_byte_for_byte(registry: Registry, run_id: str, policy: Path, tmp_path: Path) -> None:
+def test_policy_comes_back_byte_for_byte(
+    registry: Registry, run_id: str, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     version = register(registry, "fetched", run_id, policy)
     folder = registry.download_policy(version, tmp_path / "fetched")
     assert folder.is_relative_to(tmp_path / "fetched")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"policy.json": b"{}"}
+    assert list(Path.cwd().iterdir()) == []  # MLflow's global address is a database in the current folder.
 
 
 def test_policy_whose_files_are_gone_is_an_error(registry: Registry, run_id: str, policy: Path, tmp_path: Path) -> None:
