@@ -3,7 +3,7 @@
 import click
 
 from offbeat import __version__
-from offbeat.cli import bench, doctor, inspect, models, run, sides
+from offbeat.cli import bench, doctor, inspect, models, run, serve, sides
 from offbeat.cli.options import OffbeatGroup
 
 __all__ = ["main"]
@@ -31,6 +31,7 @@ for _command in (
     models.models,
     models.rollback,
     doctor.doctor,
+    serve.serve,
     sides.generator,
     sides.trainer,
     bench.bench,

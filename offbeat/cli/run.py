@@ -5,19 +5,17 @@ check everything cheap ──> Prefect API ──> flows.lifecycle ──> summa
 """
 
 import os
-import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from offbeat.cli.options import INTERRUPTED, home_option, json_option, run_argument, set_option
 from offbeat.cli.output import silent_stdout
 from offbeat.cli.report import Ending, conclude, unfinished_report
+from offbeat.cli.signals import interruptible
 from offbeat.errors import GateRejected, NotReady, OffbeatError, RunCancelled, RunFailed
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ def run(
 
     wanted = [*overrides, *["evaluation.require_promotion=true"] * require_promotion]
     settled = load_config(config, wanted)
-    with _interruptible(), silent_stdout(as_json):
+    with interruptible(), silent_stdout(as_json):
         _check_before_start(settled, home)
         chosen = run_id or new_run_id(settled.name)
         ending = _lifecycle(settled, config=config, overrides=wanted, run_id=chosen, home=home, resume=False)
@@ -67,7 +65,7 @@ def resume(*, run: str, overrides: Sequence[str], as_json: bool, home: Path) -> 
 
     found = Run.open(run, home=home)
     settled = load_config(found.config_file, overrides, environ={})
-    with _interruptible(), silent_stdout(as_json):
+    with interruptible(), silent_stdout(as_json):
         with found.hold("lifecycle"):
             found.changed(settled)
         _check_before_start(settled, found.home)
@@ -92,24 +90,6 @@ def _check_before_start(config: "RunConfig", home: Path) -> None:
         if error.exit_code == NotReady.exit_code:
             raise
         raise NotReady(f"nothing was started: {error}") from error
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the block as Ctrl-C does, so that everything it started is stopped.
-
-    Ctrl-C too is set anew: a shell that starts a command in the background has it ignore that signal.
-    """
-
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _lifecycle(
@@ -153,14 +133,19 @@ def _call_flow(
     from offbeat.cli.progress import shown_progress
 
     try:
-        with prefect_api(home) as api_url:
-            from flows.lifecycle import run_lifecycle
-
+        with prefect_api(home, meanwhile=_flow) as api_url:
             _announce(settled, run_id=run_id, home=home, api_url=api_url)
             with shown_progress(run_id, home):
-                return run_lifecycle(str(config), list(overrides), run_id=run_id, resume=resume)
+                return _flow()(str(config), list(overrides), run_id=run_id, resume=resume)
     except (PrefectException, httpx.HTTPError) as error:
         raise RunFailed(f"run {run_id}: Prefect could not carry it through: {error}") from error
+
+
+def _flow() -> Callable[..., Mapping[str, Any]]:
+    # Seconds of imports, which pass while the Prefect server starts.
+    from flows.lifecycle import run_lifecycle
+
+    return run_lifecycle
 
 
 def _announce(settled: "RunConfig", *, run_id: str, home: Path, api_url: str) -> None:

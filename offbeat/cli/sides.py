@@ -3,35 +3,12 @@
 The first signal stops it at the next safe point, a second one at once.
 """
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import click
 
 from offbeat.cli.options import home_option, run_argument
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM or SIGINT sets; after that the signals have their default effect again."""
-    stop = threading.Event()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        stop.set()
-        for each in numbers:
-            signal.signal(each, signal.SIG_DFL)
-
-    before = {number: signal.signal(number, ask) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+from offbeat.cli.signals import stopped_by_signals
 
 
 @click.command()

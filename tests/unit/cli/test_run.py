@@ -54,13 +54,14 @@ class FakeLifecycle:
 
 @pytest.fixture
 def lifecycle(monkeypatch):
+    def served(home, *, meanwhile):
+        return contextlib.nullcontext("http://127.0.0.1:4200/api")
+
     fake = FakeLifecycle()
     module = types.ModuleType("flows.lifecycle")
     module.run_lifecycle = fake
     monkeypatch.setitem(sys.modules, "flows.lifecycle", module)
-    monkeypatch.setattr(
-        "offbeat.cli.prefect_server.prefect_api", lambda home: contextlib.nullcontext("http://127.0.0.1:4200/api")
-    )
+    monkeypatch.setattr("offbeat.cli.prefect_server.prefect_api", served)
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "WARNING")
     return fake
 
@@ -212,7 +213,7 @@ def test_a_signal_ends_the_run_as_ctrl_c_does(invoke, lifecycle, config_file, ho
 
 
 def test_a_run_stopped_before_it_has_a_folder_cannot_be_continued(invoke, lifecycle, config_file, home, monkeypatch):
-    def interrupted(home):
+    def interrupted(home, *, meanwhile):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("offbeat.cli.prefect_server.prefect_api", interrupted)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from offbeat.cli.sides import stopped_by_signals
+from offbeat.cli.signals import stopped_by_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
