@@ -12,9 +12,13 @@ from tasks.cleanup import cleanup as clean_up_run
 
 @flow(name="cleanup", description="Deletes old checkpoints and trajectories of a run that nothing refers to.")
 def cleanup(
-    run: Annotated[str, Field(min_length=1, description="Id of the run, or its folder.")],
+    run: Annotated[str, Field(min_length=1)],
 ) -> dict[str, Any]:
-    """What was deleted and trimmed; raises RunLocked while the run is at work."""
+    """What was deleted and trimmed; raises RunLocked while the run is at work.
+
+    Args:
+        run: Id of the run, or its folder.
+    """
     opened = Run.open(run)
     with opened.hold("lifecycle"):
         return asdict(clean_up_run(opened))

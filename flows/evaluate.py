@@ -15,9 +15,13 @@ from tasks.verify import verify
 
 @flow(name="evaluate", description="Scores the newest checkpoint of a run on the run's evaluation seeds.")
 def evaluate(
-    run: Annotated[str, Field(min_length=1, description="Id of the run, or its folder.")],
+    run: Annotated[str, Field(min_length=1)],
 ) -> dict[str, float]:
-    """The evaluation by name, also kept as a table artifact; raises CheckpointError for a damaged checkpoint."""
+    """The evaluation by name, also kept as a table artifact; raises CheckpointError for a damaged checkpoint.
+
+    Args:
+        run: Id of the run, or its folder.
+    """
     opened = Run.open(run)
     scores = evaluate_checkpoint(opened, verify(opened))
     evaluation = summarise(scores, opened.config.evaluation.confidence)

@@ -32,20 +32,10 @@ from tasks.verify import verify
 
 logger = logging.getLogger(__name__)
 
-ConfigName = Annotated[
-    str, Field(min_length=1, description="Run configuration: a YAML file, or the name of one in deployments/.")
-]
-Overrides = Annotated[
-    dict[str, Any] | list[str] | None,
-    Field(
-        description='Keys that differ from the file, such as {"training.max_steps": 200} or ["training.max_steps=200"].'
-    ),
-]
-RunId = Annotated[
-    str | None,
-    Field(pattern=RUN_ID.pattern, description="Id of the run; by default the configuration's name and the time."),
-]
-Resume = Annotated[bool, Field(description="Continue the run with this id from its newest valid checkpoint.")]
+# Prefect takes the descriptions that its form shows from the flow's docstring.
+ConfigName = Annotated[str, Field(min_length=1)]
+Overrides = dict[str, Any] | list[str] | None
+RunId = Annotated[str | None, Field(pattern=f"^(?:{RUN_ID.pattern})$")]
 
 
 def stop_children(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
@@ -65,9 +55,16 @@ def stop_children(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None
     on_cancellation=[stop_children],
 )
 def lifecycle(
-    config: ConfigName, overrides: Overrides = None, run_id: RunId = None, resume: Resume = False
+    config: ConfigName, overrides: Overrides = None, run_id: RunId = None, resume: bool = False
 ) -> dict[str, Any] | State[Any]:
-    """Carry a run from its configuration to the gate's verdict, and return its final account."""
+    """Carry a run from its configuration to the gate's verdict, and return its final account.
+
+    Args:
+        config: Run configuration: a YAML file, or the name of one in deployments/.
+        overrides: Keys that differ from the file: a mapping (`training.max_steps` to 200), or a list of `key=value`.
+        run_id: Id of the run; by default the configuration's name and the time.
+        resume: Continue the run with this id from its newest valid checkpoint.
+    """
     started = time.monotonic()
     run = provision(config, overrides or {}, run_id, resume)
     name_run(UUID(runtime.flow_run.id), run.run_id)

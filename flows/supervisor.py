@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 TRAINER = "trainer"
 POLL_S = 0.1
+# Until its first report a child also loads its libraries, which a busy machine makes slow.
+START_FACTOR = 2
 
 Outcome = Literal["finished", "refused", "failed", "cancelled", "killed"]
 Progress = Mapping[str, Hashable]
@@ -72,6 +74,7 @@ class Watched:
         self.start_at = 0.0
         self.progress: Hashable = None
         self.progress_at = 0.0
+        self.reported = False
         self.stopping_since: float | None = None
         self.stopped_for = ""
 
@@ -80,6 +83,7 @@ class Watched:
         self.child = child
         self.lives += 1
         self.progress_at = now
+        self.reported = False
         self.stopping_since, self.stopped_for = None, ""
 
     def request_stop(self, reason: str, now: float) -> None:
@@ -151,7 +155,7 @@ class Supervisor:
             self._ended(watched, ending, now)
             return
         if progress is not None and progress != watched.progress:
-            watched.progress, watched.progress_at = progress, now
+            watched.progress, watched.progress_at, watched.reported = progress, now, True
         self._enforce_deadlines(watched, now)
 
     def _launch(self, watched: Watched, now: float) -> None:
@@ -163,9 +167,10 @@ class Supervisor:
     def _enforce_deadlines(self, watched: Watched, now: float) -> None:
         limits = self._limits
         if watched.stopping_since is None:
-            if now - watched.progress_at > limits.progress_deadline_s:
-                logger.warning("%s made no progress for %g s and is stopped", watched.role, limits.progress_deadline_s)
-                watched.request_stop(f"no progress for {limits.progress_deadline_s:g} s", now)
+            allowed = limits.progress_deadline_s * (1 if watched.reported else START_FACTOR)
+            if now - watched.progress_at > allowed:
+                logger.warning("%s made no progress for %g s and is stopped", watched.role, allowed)
+                watched.request_stop(f"no progress for {allowed:g} s", now)
         elif now - watched.stopping_since > limits.stop_grace_s and watched.child is not None:
             watched.child.kill()
 
