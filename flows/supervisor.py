@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 TRAINER = "trainer"
 POLL_S = 0.1
-# Until its first report a child also loads its libraries, which a busy machine makes slow.
-START_FACTOR = 2
+# Until its first report a child loads its libraries, which a busy machine makes slow: it has at least this long.
+START_WITHIN_S = 240.0
 
 Outcome = Literal["finished", "refused", "failed", "cancelled", "killed"]
 Progress = Mapping[str, Hashable]
@@ -167,7 +167,9 @@ class Supervisor:
     def _enforce_deadlines(self, watched: Watched, now: float) -> None:
         limits = self._limits
         if watched.stopping_since is None:
-            allowed = limits.progress_deadline_s * (1 if watched.reported else START_FACTOR)
+            allowed = (
+                limits.progress_deadline_s if watched.reported else max(START_WITHIN_S, limits.progress_deadline_s)
+            )
             if now - watched.progress_at > allowed:
                 logger.warning("%s made no progress for %g s and is stopped", watched.role, allowed)
                 watched.request_stop(f"no progress for {allowed:g} s", now)

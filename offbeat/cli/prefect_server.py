@@ -119,7 +119,7 @@ def _server(
         lock = (folder / "starting.lock").open("w")
     except OSError as error:
         raise NotReady(f"cannot write the Prefect server's folder {folder}: {error.strerror}") from error
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    command = _server_command(port)
     with contextlib.ExitStack() as stack:
         # Two servers that create one database at the same moment would fail each other.
         with lock:
@@ -130,6 +130,10 @@ def _server(
             meanwhile()
             _wait_until_healthy(process, port, log)
         yield
+
+
+def _server_command(port: int) -> list[str]:
+    return [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
 
 
 def _server_environment(folder: Path, *, full: bool) -> dict[str, str]:
@@ -154,8 +158,8 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) 
             if httpx.get(f"http://127.0.0.1:{port}/api/health", timeout=5.0).status_code == httpx.codes.OK:
                 return
         time.sleep(0.1)
-    ended = f"ended with code {process.returncode}" if process.returncode is not None else "did not answer"
-    raise NotReady(f"the Prefect server {ended} within {HEALTHY_WITHIN_S:.0f} s; what it printed is in {log}")
+    got = "did not answer" if process.returncode is None else f"ended with code {process.returncode}"
+    raise NotReady(f"the Prefect server {got} within {HEALTHY_WITHIN_S:.0f} s; what it printed is in {log}")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ log's plan ──> outcomes not yet sent ──> log_metrics ──> position mo
 
 import json
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,7 @@ def start_mlflow_run(run: Run, registry: Registry, *, tags: dict[str, str]) -> s
 
 
 class MetricsRelay:
-    """Sends the metrics of finished steps to MLflow. Used by one thread at a time."""
+    """Sends the metrics of finished steps to MLflow. Several threads may call; MLflow may hold one for minutes."""
 
     def __init__(self, run: Run, connect: Callable[[Run], Registry], *, tags: dict[str, str]) -> None:
         self.num_failures = 0
@@ -51,31 +52,36 @@ class MetricsRelay:
         self._waiting: list[Outcome] = []
         self._registry: Registry | None = None
         self._mlflow_id: str | None = None
+        self._lock = threading.RLock()
 
     def push(self) -> bool:
         """Send what is new; False when MLflow or the log could not be reached, and nothing is lost."""
-        try:
-            self._read()
-            mlflow_id = self.mlflow_id()
-            self.registry().log_metrics(mlflow_id, [_row(outcome) for outcome in self._waiting])
-        except (RegistryError, LogUnavailable) as error:
-            self.num_failures += 1
-            logger.warning("metrics of %d steps wait (failure %d): %s", len(self._waiting), self.num_failures, error)
-            return False
-        self._waiting.clear()
-        return True
+        with self._lock:
+            try:
+                self._read()
+                self.registry().log_metrics(self.mlflow_id(), [_row(outcome) for outcome in self._waiting])
+            except (RegistryError, LogUnavailable) as error:
+                self.num_failures += 1
+                logger.warning(
+                    "metrics of %d steps wait (%d failures): %s", len(self._waiting), self.num_failures, error
+                )
+                return False
+            self._waiting.clear()
+            return True
 
     def registry(self) -> Registry:
         """The registry, opened when it is first needed; raises RegistryError."""
-        if self._registry is None:
-            self._registry = self._connect(self._run)
-        return self._registry
+        with self._lock:
+            if self._registry is None:
+                self._registry = self._connect(self._run)
+            return self._registry
 
     def mlflow_id(self) -> str:
         """The MLflow run, begun or continued when it is first needed; raises RegistryError."""
-        if self._mlflow_id is None:
-            self._mlflow_id = start_mlflow_run(self._run, self.registry(), tags=self._tags)
-        return self._mlflow_id
+        with self._lock:
+            if self._mlflow_id is None:
+                self._mlflow_id = start_mlflow_run(self._run, self.registry(), tags=self._tags)
+            return self._mlflow_id
 
     def finish(self, status: RunStatus) -> None:
         """End the MLflow run, if there is one; raises RegistryError."""
@@ -84,7 +90,8 @@ class MetricsRelay:
 
     def close(self) -> None:
         """Give the log back."""
-        self._log.close()
+        with self._lock:
+            self._log.close()
 
     def _read(self) -> None:
         outcomes, self._position = read_outcomes(self._log, self._position)
