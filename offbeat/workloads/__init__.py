@@ -7,7 +7,7 @@ __all__ = ["Learner", "Policy", "Rollout", "Scores", "Weights", "Workload", "ope
 
 
 def open_workload(config: RunConfig) -> Workload:
-    """The workload that `config.workload.kind` names; raises ConfigError when it cannot work (unknown environment, ...)."""
+    """The workload that `config.workload.kind` names; raises ConfigError (unknown environment, unsupported space)."""
     from offbeat.workloads.control import ControlWorkload
 
     return ControlWorkload(config)

@@ -1,7 +1,7 @@
 """What a kind of work must bring: a trajectory schema, a policy, a rollout, a learner and an evaluation.
 
-    make_policy ──> rollout.collect(policy, version) ──> TrajectoryBatch ──> learner.step(batch, seed) ──> learner.weights()
-                                                                             learner.save / load     ──> evaluate(policy)
+    make_policy ──> rollout.collect(policy, version) ──> TrajectoryBatch ──> learner.step(batch, seed) ──> weights()
+                                                                             learner.save, load_policy ──> evaluate
 
 Everything else (log, admission, plan, checkpoints, lifecycle) is shared and knows only these protocols.
 """
@@ -50,7 +50,7 @@ class Learner(Protocol):
     """Parameters that learn. Everything it computes is a function of its state, the batch and the seed."""
 
     def step(self, batch: TrajectoryBatch, *, seed: int) -> dict[str, float]:
-        """One step on a batch. The metrics hold at least `training_loss` and `samples` (environment steps or tokens)."""
+        """One step on a batch; metrics hold at least `training_loss` and `samples` (environment steps or tokens)."""
 
     def weights(self) -> Weights:
         """Parameters that generators need, as CPU tensors that later steps do not change."""
@@ -59,7 +59,7 @@ class Learner(Protocol):
         """Digest (hex) of every parameter and optimiser value; equal digests mean bit-equal learners."""
 
     def save(self, folder: Path) -> None:
-        """Write `policy/` (what acts; opens without the learner) and the optimiser's state; safetensors and JSON only."""
+        """Write `policy/` (what acts, opens without the learner) and the optimiser's state as safetensors and JSON."""
 
     def load(self, folder: Path) -> None:
         """Take over what `save` wrote, exactly; raises CheckpointError when it does not fit."""
