@@ -8,6 +8,7 @@ The contract in offbeat.trajectory guards each record on its way in. The suites 
 records together, and leave pages that a person can read.
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ def validate(frame: "pd.DataFrame", suite: str, folder: Path, *, num_rows: int |
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
 
+    # It announces each temporary folder; that is nobody's news.
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)
     expect: Any = gx.expectations
     rows = expect.ExpectTableRowCountToBeBetween(min_value=num_rows or 1, max_value=num_rows)
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 
 from offbeat.config import RunConfig
+from offbeat.errors import CheckpointError
 from offbeat.workloads.base import Learner, Policy, Rollout, Scores
 from offbeat.workloads.control.columns import control_schema
 
@@ -58,10 +59,13 @@ class ControlWorkload:
         return ControlLearner(self._run, self._spaces)
 
     def load_policy(self, folder: Path) -> Policy:
-        """The policy that a checkpoint's `policy/` folder holds; raises CheckpointError."""
+        """The policy that a checkpoint's `policy/` folder holds; raises CheckpointError when it acts in other spaces."""
         from offbeat.workloads.control.policy import load_actor_critic
 
-        return load_actor_critic(folder)
+        policy = load_actor_critic(folder)
+        if policy.spaces != self._spaces:
+            raise CheckpointError(f"{folder}: got a policy for {policy.spaces}, expected one for {self._spaces}")
+        return policy
 
     def evaluate(self, policy: Policy, *, num_episodes: int, seed: int) -> Scores:
         """Returns of greedy episodes on `seed`, `seed + 1`, ...; raises EvaluationError."""

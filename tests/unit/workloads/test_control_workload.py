@@ -5,7 +5,7 @@ import pytest
 
 from offbeat.config import RunConfig
 from offbeat.config.models import ControlConfig
-from offbeat.errors import ConfigError
+from offbeat.errors import CheckpointError, ConfigError
 from offbeat.workloads import open_workload
 
 
@@ -30,3 +30,11 @@ def test_collect_learn_save_load_evaluate(env_id, tmp_path):
 def test_an_unknown_environment_stops_before_anything_starts():
     with pytest.raises(ConfigError, match="CartPole-v1"):
         open_workload(RunConfig(workload=ControlConfig(env_id="CartPole-v9")))
+
+
+def test_a_policy_for_other_spaces_is_refused(tmp_path):
+    pendulum = open_workload(RunConfig(workload=ControlConfig(env_id="Pendulum-v1")))
+    pendulum.make_learner().save(tmp_path)
+    cartpole = open_workload(RunConfig(workload=ControlConfig(env_id="CartPole-v1")))
+    with pytest.raises(CheckpointError, match="expected one for"):
+        cartpole.load_policy(tmp_path / "policy")
