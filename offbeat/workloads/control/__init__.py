@@ -59,7 +59,7 @@ class ControlWorkload:
         return ControlLearner(self._run, self._spaces)
 
     def load_policy(self, folder: Path) -> Policy:
-        """The policy that a checkpoint's `policy/` folder holds; raises CheckpointError when it acts in other spaces."""
+        """The policy of a checkpoint's `policy/` folder; raises CheckpointError when it acts in other spaces."""
         from offbeat.workloads.control.policy import load_actor_critic
 
         policy = load_actor_critic(folder)
