@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LATEST = "policy/latest.json"
 KEPT_VERSIONS = 3
+# The service hands out every version at once; the store is for those who come later, and need not see each.
+STORE_PAUSE_S = 0.5
 
 
 class Loadable(Protocol):
@@ -94,7 +96,7 @@ class DoubleBuffer(Generic[P]):
 class PolicyPublisher:
     """The trainer's side: the newest version in memory at once, in the store as soon as the store keeps up.
 
-    The store may skip versions when it is slower than training; the newest always arrives. Used by the learner's
+    The store skips versions while training is faster than it; the newest always arrives. Used by the learner's
     thread (`publish`), the service's threads (`get`), and a writer thread of its own.
     """
 
@@ -160,6 +162,7 @@ class PolicyPublisher:
             with self._wake:
                 if self._to_store == version:
                     self._to_store = None
+                self._wake.wait_for(lambda: self._closing, STORE_PAUSE_S)
 
     def _write(self, version: int, data: bytes) -> None:
         current, etag = _read_latest(self._store)
