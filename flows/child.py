@@ -39,7 +39,7 @@ def run_child(folder: str, role: str, body: Body) -> State:
     stop = threading.Event()
     parent = runtime.flow_run.parent_flow_run_id
     watch = StopWatch(stop, UUID(runtime.flow_run.id), parent=UUID(parent) if parent else None)
-    with stopped_by_signals(stop), watch:
+    with stopped_by_signals(stop, until_exit=PARENT_PID in os.environ), watch:
         ending = _called(run, role, body, stop)
     if ending.outcome == "cancelled" and watch.reason:
         logger.warning("%s stopped: %s", role, watch.reason)

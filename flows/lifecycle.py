@@ -20,7 +20,7 @@ from pydantic import Field
 
 from flows.judgement import conclude, judge
 from flows.observer import Observer
-from flows.states import API_AWAY, await_api, name_run, settle, unfinished_children
+from flows.states import API_AWAY, await_api, name_run, settle, settle_abandoned, unfinished_children
 from flows.training import make_launcher, train
 from flows.watch import StopWatch
 from offbeat.errors import RunCancelled
@@ -67,8 +67,10 @@ def lifecycle(
     """
     started = time.monotonic()
     run = provision(config, overrides or {}, run_id, resume)
-    name_run(UUID(runtime.flow_run.id), run.run_id)
+    flow_run_id = UUID(runtime.flow_run.id)
+    name_run(flow_run_id, run.run_id)
     with run.hold("lifecycle"):
+        settle_abandoned(run.run_id, successor=flow_run_id)
         try:
             return _carry_through(run, started)
         except (RunCancelled, KeyboardInterrupt, TerminationSignal) as error:

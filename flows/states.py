@@ -9,10 +9,11 @@ from uuid import UUID
 import httpx
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Crashed
 
 # What calls raise while the API is away; Prefect wraps some of it in RuntimeError("Failed to reach API at ...").
 API_AWAY = (httpx.HTTPError, PrefectException, RuntimeError, OSError)
@@ -73,6 +74,24 @@ def name_run(flow_run_id: UUID, name: str) -> None:
             client.update_flow_run(flow_run_id, name=name)
     except API_AWAY as error:
         logger.warning("the flow run could not be named %s: %s", name, error)
+
+
+def settle_abandoned(name: str, *, successor: UUID) -> int:
+    """Call crashed what an earlier life of a run left unfinished: flow runs of this name, and their children.
+
+    For a parent that died together with its server nobody else could say so. Returns how many there were; 0 while the
+    API is away.
+    """
+    try:
+        with impatient_client() as client:
+            found = client.read_flow_runs(flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[name])))
+    except API_AWAY:
+        return 0
+    former = [run for run in found if run.id != successor and (run.state is None or not run.state.is_final())]
+    for run in former:
+        for dead in (*unfinished_children(run.id), run):
+            settle(dead.id, Crashed(message=f"its process ended without a word; flow run {successor} goes on"))
+    return len(former)
 
 
 def await_api(*, patience_s: float = 600.0) -> bool:

@@ -68,10 +68,12 @@ class StopWatch:
 
 
 @contextmanager
-def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+def stopped_by_signals(stop: threading.Event, *, until_exit: bool = False) -> Iterator[None]:
     """SIGTERM and SIGINT set `stop` while the block runs, and nothing is torn down halfway.
 
     Prefect's own handler would end the flow at once. Only the main thread hears signals: in others nothing changes.
+    until_exit: a signal that comes after the block is not heard either, so that a process which has stopped and is
+    about to say so is not called crashed.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -85,4 +87,4 @@ def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if until_exit else handler)

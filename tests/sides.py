@@ -5,8 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+
+import httpx
 
 from offbeat.config import RunConfig, parse_config
 from offbeat.ledger import read_account
@@ -47,6 +50,7 @@ class Sides:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._former: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "Sides":
         return self
@@ -54,7 +58,7 @@ class Sides:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._processes.values():
+        for process in [*self._former, *self._processes.values()]:
             if process.poll() is None:
                 process.kill()
             process.wait(10)
@@ -88,6 +92,28 @@ class Sides:
 
     def output(self, role: str) -> str:
         return Path(self._run.folder / "output" / f"{role}.log").read_text()
+
+    def disown(self, role: str) -> subprocess.Popen[bytes]:
+        """Let another process take this role; the former one is still ended with the block."""
+        process = self._processes.pop(role)
+        self._former.append(process)
+        return process
+
+    def wait(self, role: str) -> int:
+        return self._processes[role].wait(DEADLINE_S)
+
+    def health(self, url: str) -> tuple[int, str]:
+        try:
+            answer = httpx.get(f"{url}/healthz", timeout=10)
+        except httpx.HTTPError as error:
+            return 0, str(error)
+        return answer.status_code, answer.text
+
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"in vain: {what}"
+            time.sleep(0.02)
 
     def wait_for_steps(self, run: Run, *, at_least: int) -> None:
         deadline = time.monotonic() + DEADLINE_S

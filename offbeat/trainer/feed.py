@@ -24,7 +24,7 @@ from offbeat.trainer.controllers import Signals
 from offbeat.trainer.intake import Intake, Item, fetch, quarantine_entry
 from offbeat.trainer.planner import Planned, Planner
 
-POLL_S = 0.002
+POLL_S = 0.004
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from offbeat.config import load_config
 
 ROOT = Path(__file__).parents[3]
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-LIFECYCLES = [deployment for deployment in DEPLOYMENTS if deployment["entrypoint"] == "flows/lifecycle.py:lifecycle"]
+LIFECYCLES = [deployment for deployment in DEPLOYMENTS if deployment["entrypoint"] == "flows.lifecycle.lifecycle"]
 CONFIGURATIONS = sorted((ROOT / "deployments").glob("*.yaml"))
 
 
@@ -30,8 +30,8 @@ def test_every_run_configuration_loads_and_carries_its_file_name(path: Path) -> 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
 def test_every_deployment_is_described_tagged_and_opens_a_flow(deployment: dict[str, Any]) -> None:
-    path, name = deployment["entrypoint"].split(":")
-    flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
+    module, _, name = deployment["entrypoint"].rpartition(".")
+    flow = getattr(importlib.import_module(module), name)
     assert flow.name == name
     assert deployment["description"]
     assert "offbeat" in deployment["tags"]
