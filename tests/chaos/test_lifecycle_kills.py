@@ -45,14 +45,18 @@ class Command:
             _, alive = psutil.wait_procs(children, timeout=DEADLINE_S)
             assert not alive, f"these outlived their parent: {alive}"
             self._process = self._start("resume", "killed")
-        else:
-            os.kill(self.pids()[role], signal.SIGKILL)
+        elif (pid := self.pids().get(role)) is not None:
+            os.kill(pid, signal.SIGKILL)
 
     def pids(self) -> dict[str, int]:
-        """Living children by role."""
-        store = Run.open("killed", home=self.home).open_store()
+        """Living children by role; a pid of the past may be a stranger's now, so only own descendants count."""
+        try:
+            own = {child.pid for child in psutil.Process(self._process.pid).children(recursive=True)}
+            store = Run.open("killed", home=self.home).open_store()
+        except (psutil.NoSuchProcess, ConfigError):
+            return {}
         found = {role: int(status["pid"]) for role, status in read_status(store).items()}
-        return {role: pid for role, pid in found.items() if psutil.pid_exists(pid)}
+        return {role: pid for role, pid in found.items() if pid in own}
 
     def steps(self) -> int:
         try:
