@@ -46,6 +46,8 @@ def run_child(folder: str, role: str, body: Body) -> State:
     if watch.parent_died and parent:
         # Nobody else can say so: the parent was killed, and its own words ended with it.
         settle(UUID(parent), Crashed(message="the process of this run is gone; continue it with `offbeat resume`"))
+        settle(UUID(runtime.flow_run.id), state_of(ending))
+        _leave()
     return state_of(ending)
 
 
@@ -99,6 +101,12 @@ def _write_ending(run: Run, role: str, ending: Ending) -> None:
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps({"outcome": ending.outcome, "detail": ending.detail}))
     partial.replace(path)
+
+
+def _leave() -> None:
+    """End the process at once: Prefect would try for minutes to reach a server that may have died with the parent."""
+    logging.shutdown()
+    os._exit(0)
 
 
 def _redirect_output(path: Path) -> None:

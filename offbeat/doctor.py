@@ -57,6 +57,7 @@ def machine_checks(home: Path) -> dict[str, Callable[[], str]]:
 def run_checks(config: RunConfig, home: Path) -> dict[str, Callable[[], str]]:
     """What this configuration needs as well, by name."""
     return {
+        "device": lambda: check_device(config),
         "environment": lambda: check_environment(config),
         "log": lambda: check_log(config, home),
         "store": lambda: check_store(config, home),
@@ -141,6 +142,21 @@ def check_git() -> str:
     if "not a git repository" in done.stderr or "Needed a single revision" in done.stderr:
         return "no repository here; a model's lineage will name no revision"
     raise NotReady(f"git cannot read the revision: {done.stderr.strip()}")
+
+
+def check_device(config: RunConfig) -> str:
+    """The learner's device can hold a number."""
+    import torch
+
+    device = config.training.device
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"training.device: got {device!r}, which torch cannot use here ({reason}); try cpu"
+        ) from error
+    return device
 
 
 def check_environment(config: RunConfig) -> str:

@@ -79,7 +79,7 @@ def validate(frame: "pd.DataFrame", suite: str, folder: Path, *, num_rows: int |
     import great_expectations as gx
 
     # It announces each temporary folder; that is nobody's news.
-    logging.getLogger("great_expectations").setLevel(logging.WARNING)
+    logging.getLogger("great_expectations.data_context.types.base").setLevel(logging.WARNING)
     expect: Any = gx.expectations
     rows = expect.ExpectTableRowCountToBeBetween(min_value=num_rows or 1, max_value=num_rows)
     try:

@@ -31,7 +31,7 @@ from offbeat.store import Store, open_store
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 # What stands beside the runs in their home.
-TAKEN_IDS = ("store", "mlartifacts", "mlflow.db")
+TAKEN_IDS = ("store", "mlartifacts", "mlflow.db", "prefect")
 
 # What a resumed run must keep: change it and the log no longer means the same trajectories or the same steps.
 FROZEN_KEYS = (
@@ -59,6 +59,16 @@ def new_run_id(name: str) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 
 
+def check_new_id(run_id: str, home: Path) -> None:
+    """Raise ConfigError unless a new run in `home` may have this id."""
+    if not RUN_ID.fullmatch(run_id):
+        raise ConfigError(f"run id: got {run_id!r}, expected up to 100 letters, digits, '.', '_' and '-'")
+    if run_id in TAKEN_IDS:
+        raise ConfigError(f"run id: got {run_id!r}, expected none of {', '.join(TAKEN_IDS)}")
+    if (home / run_id / "run.yaml").exists():
+        raise ConfigError(f"run {run_id} exists already in {home}; continue it with `offbeat resume {run_id}`")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run: its id, its resolved configuration and its home folder."""
@@ -70,19 +80,17 @@ class Run:
     @classmethod
     def create(cls, config: RunConfig, *, run_id: str | None = None, home: Path | None = None) -> "Run":
         """Make the run's folder and freeze its configuration; raises NotReady when the folder cannot be written."""
-        chosen = run_id or new_run_id(config.name)
-        if not RUN_ID.fullmatch(chosen):
-            raise ConfigError(f"run id: got {chosen!r}, expected up to 100 letters, digits, '.', '_' and '-'")
-        if chosen in TAKEN_IDS:
-            raise ConfigError(f"run id: got {chosen!r}, expected none of {', '.join(TAKEN_IDS)}")
-        run = cls(run_id=chosen, config=config, home=(home or default_home()).absolute())
+        run = cls(
+            run_id=new_run_id(config.name) if run_id is None else run_id,
+            config=config,
+            home=(home or default_home()).absolute(),
+        )
+        check_new_id(run.run_id, run.home)
         try:
             for folder in (run.folder, run.checkpoints, run.folder / "locks", run.folder / "output"):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise NotReady(f"cannot write the run folder {run.folder}: {error.strerror}") from error
-        if run.config_file.exists():
-            raise ConfigError(f"run {chosen} exists already in {run.home}; continue it with `offbeat resume {chosen}`")
         _write_whole(run.config_file, dump_config(config))
         return run
 

@@ -38,13 +38,14 @@ def run(
     configuration or the machine is not right, which is said before anything starts.
     """
     from offbeat.config import load_config
-    from offbeat.runs import new_run_id
+    from offbeat.runs import check_new_id, new_run_id
 
     wanted = [*overrides, *["evaluation.require_promotion=true"] * require_promotion]
     settled = load_config(config, wanted)
     with interruptible(), silent_stdout(as_json):
+        chosen = new_run_id(settled.name) if run_id is None else run_id
+        check_new_id(chosen, home)
         _check_before_start(settled, home)
-        chosen = run_id or new_run_id(settled.name)
         ending = _lifecycle(settled, config=config, overrides=wanted, run_id=chosen, home=home, resume=False)
     conclude(ending, as_json=as_json)
 
@@ -85,7 +86,10 @@ def _check_before_start(config: "RunConfig", home: Path) -> None:
 
     try:
         doctor.check_home(home)
+        doctor.check_ports(config)
+        doctor.check_device(config)
         doctor.check_environment(config)
+        doctor.check_mlflow(config, home)
     except OffbeatError as error:
         if error.exit_code == NotReady.exit_code:
             raise

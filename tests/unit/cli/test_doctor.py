@@ -17,7 +17,7 @@ def marks(result):
 def test_a_machine_and_a_configuration_that_are_right(invoke, config_file, home):
     result = invoke("doctor", config_file, "--home", home)
     assert (result.exit_code, result.stderr) == (0, "")
-    checks = "python packages home disk git prefect config environment log store ports mlflow"
+    checks = "python packages home disk git prefect config device environment log store ports mlflow"
     assert marks(result) == dict.fromkeys(checks.split(), "ok")
     assert list(home.iterdir()) == []
 

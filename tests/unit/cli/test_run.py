@@ -2,6 +2,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import types
 
@@ -116,6 +117,30 @@ def test_a_wrong_configuration_exits_with_2_before_anything_starts(invoke, lifec
         assert (result.exit_code, result.stdout, lifecycle.calls) == (2, "", [])
         assert words in result.stderr
         assert "Traceback" not in result.stderr
+
+
+def test_a_machine_that_lacks_something_exits_with_2_before_anything_starts(invoke, lifecycle, config_file, home):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        lacking = {
+            "training.device=mps": "training.device: got 'mps'",
+            f"observation.trainer_port={port}": f"cannot open 127.0.0.1:{port}",
+            "registry.tracking_uri=nonsense://x": "nonsense",
+        }
+        for override, words in lacking.items():
+            result = invoke("run", config_file, "--set", override, "--home", home)
+            assert (result.exit_code, lifecycle.calls) == (2, [])
+            assert words in result.stderr
+            assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("run_id", ["../evil", "", "store", "taken"])
+def test_a_run_id_that_cannot_be_exits_with_2_before_anything_starts(invoke, lifecycle, config_file, home, run_id):
+    (home / "taken").mkdir(parents=True)
+    (home / "taken" / "run.yaml").touch()
+    result = invoke("run", config_file, "--run-id", run_id, "--home", home)
+    assert (result.exit_code, lifecycle.calls) == (2, [])
+    assert repr(run_id) in result.stderr or "exists already" in result.stderr
 
 
 def test_a_missing_configuration_exits_with_2(invoke, lifecycle, tmp_path):
