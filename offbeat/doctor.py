@@ -169,10 +169,10 @@ def check_environment(config: RunConfig) -> str:
     policy.load_weights(workload.make_learner().weights())
     rollout = workload.make_rollout(seed=config.seed)
     try:
-        trajectories = rollout.collect(policy, 0)
+        rollout.collect(policy, 0)
     finally:
         rollout.close()
-    return f"{config.workload.env_fn or config.workload.env_id}, {trajectories.nbytes} bytes in two steps"
+    return f"{config.workload.env_fn or config.workload.env_id}, can be made and stepped"
 
 
 @contextmanager
@@ -222,7 +222,9 @@ def check_ports(config: RunConfig) -> str:
         raise ConfigError(f"ports: got {fixed}, expected each to be another; change them under observation")
     for name, port in fixed.items():
         _check_port(name, seen.host, port)
-    return f"{', '.join(map(str, fixed.values()))} free" if fixed else "free ones are taken"
+    return (
+        f"{', '.join(map(str, fixed.values()))} free" if fixed else "none is fixed; free ones are chosen at the start"
+    )
 
 
 def _check_port(name: str, host: str, port: int) -> None:

@@ -47,7 +47,7 @@ class View:
             ("age {:.2f} s", self.age_s),
             ("{} generator" + "s" * (self.generators != 1), self.generators or None),
             # The rest of their time they wait for admission.
-            ("busy {:.0%}", self.generators_busy),
+            ("busy {:.0%} of their time", self.generators_busy),
         )
         return "  ".join(pattern.format(value) for pattern, value in parts if value is not None) or "starting"
 

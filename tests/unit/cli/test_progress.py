@@ -23,7 +23,7 @@ def test_a_watcher_sees_steps_and_who_waits(made):
         generators=2,
         generators_busy=0.625,
     )
-    assert view.text() == "return 21.5  12.3k samples/s  staleness 2  age 0.25 s  2 generators  busy 62%"
+    assert view.text() == "return 21.5  12.3k samples/s  staleness 2  age 0.25 s  2 generators  busy 62% of their time"
 
 
 def test_a_log_that_is_away_leaves_the_last_numbers_standing(made, monkeypatch):
