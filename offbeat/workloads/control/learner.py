@@ -12,7 +12,6 @@ state, the batch and the seed, bit for bit, on one machine with one thread count
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -40,19 +39,10 @@ MAX_REWARD = 10.0  # Deviations; scaled rewards are clipped to this.
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-def make_deterministic(threads: int) -> None:
-    """Fix this process's torch threads and algorithms, so that steps can be repeated bit for bit."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
-    # Deterministic mode would fill every new tensor with NaN first, which costs time and changes no result here.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
 class ControlLearner:
     """Actor-critic parameters that learn; see `offbeat.workloads.base.Learner`.
 
-    The process that owns it calls `make_deterministic` first.
+    The process that owns it calls `offbeat.trainer.repeat.make_deterministic` first.
     """
 
     def __init__(self, config: RunConfig, spaces: Spaces) -> None:

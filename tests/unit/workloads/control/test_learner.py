@@ -8,9 +8,10 @@ import torch
 
 from offbeat.config.models import AppoConfig, ControlConfig, PolicyConfig, RunConfig, TrainingConfig
 from offbeat.errors import CheckpointError, ContractViolation
+from offbeat.trainer.repeat import make_deterministic
 from offbeat.trajectory import TrajectoryBatch
 from offbeat.workloads.control.columns import RESET, TERMINATED, TRUNCATED, Box, Discrete, Spaces, control_schema
-from offbeat.workloads.control.learner import ControlLearner, make_deterministic
+from offbeat.workloads.control.learner import ControlLearner
 from offbeat.workloads.control.unrolls import unrolls_of
 
 LENGTH = 8
