@@ -106,6 +106,7 @@ def test_zombie_trainer_is_fenced(tmp_path):
     assert replay_run(run).divergences == ()
 
 
+@pytest.mark.chaos
 def test_termination_keeps_the_state_and_a_new_life_repeats_nothing(tmp_path):
     run = new_run(tmp_path, max_steps=60)
     with Sides(run) as sides:
@@ -121,6 +122,7 @@ def test_termination_keeps_the_state_and_a_new_life_repeats_nothing(tmp_path):
     assert replay_run(run).divergences == ()
 
 
+@pytest.mark.chaos
 def test_second_trainer_and_second_generator_are_refused(tmp_path):
     run = new_run(tmp_path, max_steps=100_000)
     with Sides(run) as sides:
@@ -133,6 +135,7 @@ def test_second_trainer_and_second_generator_are_refused(tmp_path):
                 assert f"already works as {role}" in others.output(role)
 
 
+@pytest.mark.chaos
 def test_newest_checkpoint_damaged_resumes_from_the_one_before(tmp_path):
     run = new_run(tmp_path, max_steps=60)
     with Sides(run) as sides:
@@ -169,15 +172,16 @@ def small_disk(tmp_path):
 
 def fill(folder: Path) -> Path:
     ballast = folder / "ballast"
-    with ballast.open("wb") as file:
+    with ballast.open("wb", buffering=0) as file:
         try:
-            while True:
-                file.write(b"x" * 4096)
-                file.flush()
+            while file.write(b"x" * 4096):
+                pass
         except OSError:
             return ballast
+    pytest.fail("the disk took everything")
 
 
+@pytest.mark.chaos
 def test_full_disk_is_waited_for_and_said(small_disk):
     run = new_run(small_disk, max_steps=120)
     with Sides(run) as sides:
@@ -196,6 +200,7 @@ def test_full_disk_is_waited_for_and_said(small_disk):
     assert replay_run(run).divergences == ()
 
 
+@pytest.mark.chaos
 def test_plan_names_every_life(tmp_path):
     run = new_run(tmp_path, max_steps=20)
     with Sides(run) as sides:

@@ -151,6 +151,7 @@ def test_children_of_a_killed_parent_stop_and_tell_that_it_is_dead(tmp_path: Pat
     assert children_of(run) == {"trainer": ["Cancelled"], "generator-0": ["Cancelled"]}
 
 
+@pytest.mark.chaos
 def test_a_run_outlives_the_prefect_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server goes away in the middle, a child dies meanwhile, the server comes back: nothing is lost."""
     run = make_run(tmp_path)
