@@ -33,6 +33,9 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 # What stands beside the runs in their home.
 TAKEN_IDS = ("store", "mlartifacts", "mlflow.db", "prefect")
 
+# What it takes to find what a run recorded; the rest of its configuration says how to go on.
+RECORD_KEYS = ("name", "generator.num_generators", "log", "store")
+
 # What a resumed run must keep: change it and the log no longer means the same trajectories or the same steps.
 FROZEN_KEYS = (
     "name",
@@ -97,16 +100,18 @@ class Run:
     @classmethod
     def open(cls, run: str | Path, *, home: Path | None = None) -> "Run":
         """Open a run by its id (under `home`) or its folder; raises ConfigError (none there), NotReady."""
-        text = str(run)
-        folder = Path(text) if os.sep in text else (home or default_home()) / text
-        try:
-            found = (folder / "run.yaml").is_file()
-            known = sorted(path.parent.name for path in folder.parent.glob("*/run.yaml"))[-5:]
-        except OSError as error:
-            raise NotReady(f"cannot read run {folder.name!r} in {folder.parent}: {error.strerror}") from error
-        if not found:
-            raise ConfigError(f"no run {folder.name!r} in {folder.parent}; newest there: {', '.join(known) or 'none'}")
+        folder = _find(run, home)
         config = load_config(folder / "run.yaml", environ={})
+        return cls(run_id=folder.name, config=config, home=folder.parent.absolute())
+
+    @classmethod
+    def open_record(cls, run: str | Path, *, home: Path | None = None) -> "Run":
+        """Open a run to read what it recorded and for nothing else: most of its configuration may be wrong.
+
+        Only RECORD_KEYS are read, every other key has its default. Raises as `open` does.
+        """
+        folder = _find(run, home)
+        config = load_config(folder / "run.yaml", environ={}, only=RECORD_KEYS)
         return cls(run_id=folder.name, config=config, home=folder.parent.absolute())
 
     @property
@@ -164,16 +169,18 @@ class Run:
         Raises RunLocked when another process does, NotReady when the folder cannot be written.
         """
         with _open_lock(self.folder / "locks" / role) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            if not _locked(file):
                 file.seek(0)
                 holder = file.read().strip() or "?"
-                raise RunLocked(f"run {self.run_id}: process {holder} already works as {role}") from error
+                raise RunLocked(f"run {self.run_id}: process {holder} already works as {role}")
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
             yield
+
+    def roles_held(self) -> set[str]:
+        """The roles that a living process holds now; whoever was killed holds none."""
+        return {path.name for path in (self.folder / "locks").glob("*") if _is_held(path)}
 
     def write_report(self, report: Mapping[str, Any]) -> None:
         """Keep the run's final account."""
@@ -183,6 +190,19 @@ class Run:
         """The final account, None before there is one."""
         path = self.folder / "report.json"
         return dict(json.loads(path.read_text())) if path.is_file() else None
+
+
+def _find(run: str | Path, home: Path | None) -> Path:
+    text = str(run)
+    folder = Path(text) if os.sep in text else (home or default_home()) / text
+    try:
+        found = (folder / "run.yaml").is_file()
+        known = sorted(path.parent.name for path in folder.parent.glob("*/run.yaml"))[-5:]
+    except OSError as error:
+        raise NotReady(f"cannot read run {folder.name!r} in {folder.parent}: {error.strerror}") from error
+    if not found:
+        raise ConfigError(f"no run {folder.name!r} in {folder.parent}; newest there: {', '.join(known) or 'none'}")
+    return folder
 
 
 def write_status(store: Store, role: str, status: Mapping[str, Any]) -> bool:
@@ -213,6 +233,28 @@ def _open_lock(path: Path) -> TextIO:
         return path.open("a+", encoding="utf-8")
     except OSError as error:
         raise NotReady(f"cannot write {path}: {error.strerror}") from error
+
+
+def _locked(file: TextIO) -> bool:
+    # Whoever only looks (`roles_held`) is gone after an instant; whoever works stays.
+    for pause_s in (0.02, 0.1, None):
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if pause_s:
+            time.sleep(pause_s)
+    return False
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        raise NotReady(f"cannot read {path}: {error.strerror}") from error
+    return False
 
 
 def _write_whole(path: Path, text: str) -> None:

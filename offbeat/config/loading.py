@@ -31,10 +31,12 @@ def load_config(
     overrides: Iterable[str] | Mapping[str, Any] = (),
     *,
     environ: Mapping[str, str] | None = None,
+    only: Iterable[str] = (),
 ) -> RunConfig:
     """Read a run configuration; later sources win: file, environment, overrides.
 
     overrides: `section.key=value` strings (values in YAML syntax) or a mapping of the same dotted keys.
+    only: sections and dotted keys of the file that are looked at, where not all; the rest keeps its defaults.
     Raises ConfigError naming each unknown key with its nearest valid one, and each value out of bounds.
     """
     source = Path(path)
@@ -48,11 +50,27 @@ def load_config(
         data = {}
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: got a {type(data).__name__}, expected a mapping of sections")
+    wanted = list(only)
+    if wanted:
+        data = _picked(data, wanted)
     for name, value in _environment_overrides(os.environ if environ is None else environ):
         _assign(data, name, value)
     for key, value in _parsed(overrides):
         _assign(data, key, value)
     return parse_config(data, source=str(source))
+
+
+def _picked(data: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    picked: dict[str, Any] = {}
+    for key in keys:
+        section, _, name = key.partition(".")
+        if section not in data:
+            continue
+        value = data[section]
+        if name and isinstance(value, dict):
+            value = {**picked.get(section, {}), **({name: value[name]} if name in value else {})}
+        picked[section] = value
+    return picked
 
 
 def parse_config(data: Mapping[str, Any], *, source: str = "configuration") -> RunConfig:

@@ -1,5 +1,6 @@
 """A run's identity, its frozen configuration, its folder and the locks in it."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -155,6 +156,32 @@ def test_a_killed_process_holds_nothing(run: Run, holder: subprocess.Popen[str])
     holder.wait()
     with run.hold("trainer"):
         assert (run.folder / "locks" / "trainer").read_text() == str(os.getpid())
+
+
+def test_whoever_looks_sees_which_roles_are_held_and_is_in_nobodys_way(
+    run: Run, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run.hold("lifecycle"):
+        assert run.roles_held() == {"trainer", "lifecycle"}
+    assert run.roles_held() == {"trainer"}
+    holder.kill()
+    holder.wait()
+    assert run.roles_held() == set()
+    with (run.folder / "locks" / "trainer").open() as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        monkeypatch.setattr("offbeat.runs.time.sleep", lambda _: fcntl.flock(looked_at, fcntl.LOCK_UN))
+        with run.hold("trainer"):
+            pass
+
+
+def test_a_record_is_opened_whatever_the_rest_of_the_configuration_says(run: Run) -> None:
+    run.config_file.write_text("training: 3\nnonsense: 1\ngenerator: {num_generators: 3, nonsense: 1}\n")
+    with pytest.raises(ConfigError, match="nonsense: unknown key"):
+        Run.open(run.folder)
+    assert Run.open_record(run.folder).config.generator.num_generators == 3
+    run.config_file.write_text("generator: {num_generators: many}\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml: 1 fault\n  generator.num_generators: got 'many'"):
+        Run.open_record(run.folder)
 
 
 def test_a_role_is_free_again_after_an_error(run: Run) -> None:
