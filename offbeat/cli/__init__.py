@@ -3,7 +3,7 @@
 import click
 
 from offbeat import __version__
-from offbeat.cli import bench, doctor, inspect, models, run, serve, sides
+from offbeat.cli import bench, doctor, inspect, models, run, serve, sides, verify
 from offbeat.cli.options import OffbeatGroup
 
 __all__ = ["main"]
@@ -27,7 +27,7 @@ for _command in (
     inspect.status,
     inspect.ledger,
     inspect.replay,
-    inspect.verify,
+    verify.verify,
     models.models,
     models.rollback,
     doctor.doctor,

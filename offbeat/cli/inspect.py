@@ -1,4 +1,4 @@
-"""Looking at runs: `runs`, `status`, `ledger`, `verify`, `replay`. Nothing here changes anything."""
+"""Looking at runs: `runs`, `status`, `ledger`, `replay`. Nothing here changes anything."""
 
 import time
 from dataclasses import asdict
@@ -10,7 +10,7 @@ import click
 from offbeat.cli.options import home_option, json_option, run_argument
 from offbeat.cli.output import print_json, print_table
 from offbeat.cli.report import evaluation_text, print_summary
-from offbeat.errors import CheckpointError, OffbeatError
+from offbeat.errors import OffbeatError
 
 if TYPE_CHECKING:
     from offbeat.ledger import Account
@@ -27,13 +27,15 @@ def runs(*, home: Path) -> None:
     rows = []
     for folder in folders:
         try:
-            report = Run.open(folder).read_report() or {"status": "unfinished"}
+            found = Run.open_record(folder)
+            report = found.read_report() or {}
+            status = "working" if found.roles_held() else report.get("status", "stopped")
         except OffbeatError as error:
-            report = {"status": f"unreadable: {str(error).splitlines()[0]}"}
+            report, status = {}, f"unreadable: {str(error).splitlines()[0]}"
         rows.append(
             [
                 folder.name,
-                str(report.get("status")),
+                str(status),
                 str(report.get("steps", "")),
                 evaluation_text(report.get("evaluation")),
             ]
@@ -51,45 +53,64 @@ def runs(*, home: Path) -> None:
 def status(*, run: str, as_json: bool, home: Path) -> None:
     """Show a run's processes and its account."""
     from offbeat.ledger import read_account
-    from offbeat.runs import Run, read_status
+    from offbeat.runs import Run
 
-    found = Run.open(run, home=home)
-    store = found.open_store()
-    try:
-        processes = read_status(store)
-    finally:
-        store.close()
+    found = Run.open_record(run, home=home)
+    processes = _processes(found)
     account = read_account(found)
+    state = _state(found, account)
     if as_json:
         print_json(
             {
                 "run_id": found.run_id,
+                "status": state,
                 "processes": processes,
                 "account": _account(account),
                 "report": found.read_report(),
             }
         )
         return
-    print_summary({"run_id": found.run_id, "status": _state(found, processes), **_account(account)})
+    hint = f"; continue with `offbeat resume {found.run_id}`" if state == "stopped" else ""
+    print_summary({"run_id": found.run_id, "status": state + hint, **_account(account)})
     if processes:
         print_table([["PROCESS", "PHASE", "HEARD", "PID", "HTTP"], *(_process_row(p) for p in processes.values())])
 
 
-def _state(run: "Run", processes: dict[str, dict[str, Any]]) -> str:
+def _processes(run: "Run") -> dict[str, dict[str, Any]]:
+    """The last word of every process, with `alive`: whether it still holds its role in the run's folder."""
+    from offbeat.runs import read_status
+
+    store = run.open_store()
+    try:
+        said, held = read_status(store), run.roles_held()
+    finally:
+        store.close()
+    return {role: {**status, "alive": role in held} for role, status in said.items()}
+
+
+def _state(run: "Run", account: "Account") -> str:
+    """`working`, how the report says that the run ended, or `stopped` for a run that has not come to its end."""
+    held = run.roles_held()
+    if "lifecycle" in held:
+        return "working"
+    if held:
+        return f"working without a lifecycle: {', '.join(sorted(held))}"
     report = run.read_report()
-    if any(process.get("phase") != "stopped" for process in processes.values()):
-        return "working, or killed: see when its processes were heard last"
-    return str(report.get("status")) if report else "unfinished"
+    # A report of fewer steps is of an earlier life; the one that went on from there was stopped.
+    if report and report.get("steps", account.steps) == account.steps:
+        return str(report.get("status"))
+    return "stopped"
 
 
 def _process_row(process: dict[str, Any]) -> list[str]:
+    alive, phase = process["alive"], str(process.get("phase", ""))
     age_s = (time.time_ns() - int(process.get("updated_at_ns", 0))) / 1e9
-    names = ("role", "phase")
     return [
-        *(str(process.get(name, "")) for name in names),
+        str(process.get("role", "")),
+        phase if alive or phase == "stopped" else "gone",
         f"{age_s:.0f} s ago",
-        str(process.get("pid", "")),
-        str(process.get("http", "")),
+        # The system gives a dead process's number and port to others.
+        *(str(process.get(name, "")) if alive else "" for name in ("pid", "http")),
     ]
 
 
@@ -105,7 +126,7 @@ def ledger(*, run: str, as_json: bool, home: Path) -> None:
     from offbeat.ledger import read_account
     from offbeat.runs import Run
 
-    account = read_account(Run.open(run, home=home))
+    account = read_account(Run.open_record(run, home=home))
     if as_json:
         print_json(_account(account))
     else:
@@ -118,54 +139,6 @@ def ledger(*, run: str, as_json: bool, home: Path) -> None:
 
 def _account(account: "Account") -> dict[str, int]:
     return {**asdict(account), "difference": account.difference}
-
-
-@click.command()
-@click.argument("checkpoint")
-@home_option
-def verify(*, checkpoint: str, home: Path) -> None:
-    """Check every byte of a checkpoint.
-
-    CHECKPOINT is a checkpoint's folder, or a run (its id or folder) for the newest one, which is then compared with
-    its copy in the store as well. Names each bad file and exits with 1 when there is one.
-    """
-    from offbeat.trainer.checkpoint import verify as faults_of
-
-    folder = Path(checkpoint)
-    if folder.is_dir() and not (folder / "run.yaml").is_file():
-        _conclude_verification(folder, faults_of(folder))
-    else:
-        _verify_newest(checkpoint, home)
-
-
-def _verify_newest(run: str, home: Path) -> None:
-    from offbeat.runs import Run
-    from offbeat.trainer.checkpoint import compare_with_store, list_checkpoints, stored_steps
-    from offbeat.trainer.checkpoint import verify as faults_of
-
-    found = Run.open(run, home=home)
-    checkpoints = list_checkpoints(found.checkpoints)
-    if not checkpoints:
-        raise CheckpointError(f"run {found.run_id} has no checkpoint in {found.checkpoints}")
-    newest = checkpoints[-1]
-    faults = faults_of(newest.folder)
-    if not faults:
-        store = found.open_store()
-        try:
-            if newest.step in stored_steps(store) or found.read_report():
-                faults = compare_with_store(newest, store)
-            else:
-                click.echo(f"{store.uri} has no copy of it yet", err=True)
-        finally:
-            store.close()
-    _conclude_verification(newest.folder, faults)
-
-
-def _conclude_verification(folder: Path, faults: list[str]) -> None:
-    for fault in faults:
-        click.echo(fault, err=True)
-    click.echo(f"{folder}: {'FAILED' if faults else 'OK'}")
-    click.get_current_context().exit(1 if faults else 0)
 
 
 @click.command()

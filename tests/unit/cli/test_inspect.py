@@ -1,4 +1,3 @@
-import hashlib
 import json
 
 import pytest
@@ -43,12 +42,70 @@ def test_status_shows_each_process_and_the_account(invoke, made, home):
     store = made.open_store()
     write_status(store, "trainer", {"pid": 41, "phase": "working", "http": "http://127.0.0.1:5000", "updated_at_ns": 0})
     write_status(store, "generator-0", {"pid": 42, "phase": "waiting", "updated_at_ns": 0})
-    result = invoke("status", "made", "--home", home)
+    with made.hold("lifecycle"), made.hold("trainer"), made.hold("generator-0"):
+        result = invoke("status", "made", "--home", home)
     assert result.exit_code == 0
+    assert result.stdout.splitlines()[0].split() == ["run", "made", "working"]
     assert "24 produced = 16 trained + 0 stale + 0 evicted + 0 quarantined + 8 pending" in result.stdout
     words = [line.split() for line in result.stdout.splitlines()]
     assert ["trainer", "working"] in [line[:2] for line in words]
     assert any(line[:2] == ["generator-0", "waiting"] and "42" in line for line in words)
+
+
+def test_a_dead_process_is_not_shown_as_alive(invoke, made, home):
+    store = made.open_store()
+    write_status(store, "trainer", {"pid": 4141, "phase": "working", "http": "http://127.0.0.1:5000"})
+    write_status(store, "generator-0", {"pid": 4242, "phase": "stopped", "http": "http://127.0.0.1:5001"})
+    result = invoke("status", "made", "--home", home)
+    words = [line.split() for line in result.stdout.splitlines()]
+    assert [line[:2] for line in words[-2:]] == [["generator-0", "stopped"], ["trainer", "gone"]]
+    assert not any(gone in result.stdout for gone in ("4141", "4242", "127.0.0.1"))
+    status = json.loads(invoke("status", "made", "--json", "--home", home).stdout)
+    assert {role: process["alive"] for role, process in status["processes"].items()} == {
+        "generator-0": False,
+        "trainer": False,
+    }
+
+
+def test_a_run_that_was_stopped_says_how_to_go_on(invoke, made, home):
+    first_line = invoke("status", "made", "--home", home).stdout.splitlines()[0]
+    assert first_line.split("  ")[-1] == "stopped; continue with `offbeat resume made`"
+
+
+def test_the_report_of_an_earlier_life_is_not_the_state_of_this_one(invoke, made, home):
+    for steps, state in ((2, "promoted"), (1, "stopped")):
+        made.write_report({"status": "promoted", "steps": steps})
+        assert json.loads(invoke("status", "made", "--json", "--home", home).stdout)["status"] == state
+
+
+def test_a_side_that_works_alone_is_named(invoke, made, home):
+    with made.hold("trainer"):
+        first_line = invoke("status", "made", "--home", home).stdout.splitlines()[0]
+        assert first_line.endswith("working without a lifecycle: trainer")
+        assert invoke("runs", "--home", home).stdout.splitlines()[-1].split() == ["made", "working"]
+
+
+@pytest.mark.parametrize("command", ["status", "ledger", "runs"])
+def test_what_was_recorded_is_read_under_a_configuration_that_is_wrong_elsewhere(invoke, made, home, command):
+    made.config_file.write_text(
+        made.config_file.read_text().replace("max_steps: 4", "max_steps: none") + "\nnonsense: 1\n"
+    )
+    result = invoke(command, *["made"] * (command != "runs"), "--home", home)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "unreadable" not in result.stdout
+    result = invoke("replay", "made", "--home", home)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert str(made.config_file) in result.stderr
+    assert "nonsense: unknown key" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "ledger"])
+def test_a_wrong_key_that_is_needed_is_named_with_its_file(invoke, made, home, command):
+    made.config_file.write_text("log: {max_record_bytes: many}\ngenerator: {num_generators: 2}\n")
+    result = invoke(command, "made", "--home", home)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert str(made.config_file) in result.stderr
+    assert "log.max_record_bytes: got 'many'" in result.stderr
 
 
 def test_status_as_json(invoke, made, home):
@@ -58,16 +115,17 @@ def test_status_as_json(invoke, made, home):
     assert status["processes"]["trainer"]["phase"] == "stopped"
     assert status["report"] == {"status": "promoted"}
     assert status["account"]["pending"] == 8
+    assert status["status"] == "promoted"
 
 
-def test_runs_lists_finished_and_unfinished_ones(invoke, made, home):
+def test_runs_lists_finished_and_stopped_ones(invoke, made, home):
     Run.create(made.config, run_id="done", home=home).write_report(
         {"status": "promoted", "steps": 4, "evaluation": {"return_mean": 487.25}}
     )
     (home / "broken").mkdir()
-    (home / "broken" / "run.yaml").write_text("seed: many\n")
+    (home / "broken" / "run.yaml").write_text("log: many\n")
     rows = {line.split()[0]: line.split()[1:] for line in invoke("runs", "--home", home).stdout.splitlines()}
-    assert rows["made"] == ["unfinished"]
+    assert rows["made"] == ["stopped"]
     assert rows["done"] == ["promoted", "4", "return", "487.2"]
     assert rows["broken"][0] == "unreadable:"
 
@@ -75,66 +133,6 @@ def test_runs_lists_finished_and_unfinished_ones(invoke, made, home):
 def test_runs_of_an_empty_home(invoke, home):
     result = invoke("runs", "--home", home)
     assert (result.exit_code, result.stdout) == (0, "")
-
-
-@pytest.fixture
-def checkpoint(made):
-    folder = made.checkpoints / "step-000000002"
-    folder.mkdir()
-    files = {"state.json": b"{}", "optimizer.safetensors": b"numbers"}
-    manifest = "".join(f"{hashlib.md5(data).hexdigest()}  {name}\n" for name, data in files.items())
-    store = made.open_store()
-    for name, data in {**files, "MANIFEST.md5": manifest.encode()}.items():
-        (folder / name).write_bytes(data)
-        store.put(f"checkpoints/{folder.name}/{name}", data)
-    return folder
-
-
-def test_a_whole_checkpoint_is_ok(invoke, checkpoint, home):
-    for name in (checkpoint, "made"):
-        result = invoke("verify", name, "--home", home)
-        assert (result.exit_code, result.stdout) == (0, f"{checkpoint}: OK\n")
-
-
-def test_a_flipped_byte_is_named(invoke, checkpoint):
-    (checkpoint / "optimizer.safetensors").write_bytes(b"numberz")
-    result = invoke("verify", checkpoint)
-    assert result.exit_code == 1
-    assert "optimizer.safetensors: MD5 is" in result.stderr
-    assert "state.json" not in result.stderr
-
-
-def test_a_missing_manifest_is_no_checkpoint(invoke, checkpoint):
-    (checkpoint / "MANIFEST.md5").unlink()
-    result = invoke("verify", checkpoint)
-    assert result.exit_code == 1
-    assert "no readable MANIFEST.md5" in result.stderr
-
-
-def test_a_damaged_copy_in_the_store_is_named_when_a_run_is_verified(invoke, checkpoint, made, home):
-    made.open_store().put(f"checkpoints/{checkpoint.name}/state.json", b"[]")
-    result = invoke("verify", "made", "--home", home)
-    assert result.exit_code == 1
-    assert "state.json" in result.stderr
-
-
-def test_a_copy_that_is_not_in_the_store_is_missed_once_the_run_is_over(invoke, checkpoint, made, home):
-    store = made.open_store()
-    for info in list(store.list("checkpoints/")):
-        store.delete(info.key)
-    result = invoke("verify", "made", "--home", home)
-    assert (result.exit_code, result.stdout) == (0, f"{checkpoint}: OK\n")
-    assert "has no copy of it yet" in result.stderr
-    made.write_report({"status": "promoted"})
-    result = invoke("verify", "made", "--home", home)
-    assert result.exit_code == 1
-    assert "MANIFEST.md5: missing" in result.stderr
-
-
-def test_a_run_without_checkpoints_cannot_be_verified(invoke, made, home):
-    result = invoke("verify", "made", "--home", home)
-    assert result.exit_code == 1
-    assert "run made has no checkpoint" in result.stderr
 
 
 def replayed(monkeypatch, *divergences):
