@@ -100,7 +100,10 @@ class Registry(Tracking):
             back = [version for version in line[:-1] if version in kept]
             if not back:
                 got = f"version {line[-1]} is the first" if line else "there is none"
-                raise RegistryError(f"model {name!r} has no champion to roll back to: {got}; promote a version instead")
+                raise RegistryError(
+                    f"model {name!r} has no champion to roll back to: {got}; `offbeat models {name}` lists its versions,"
+                    f" and MLflow can give the alias {CHAMPION!r} to any of them"
+                )
             self._move(name, back)
         return self._require(name, CHAMPION)
 
