@@ -1,12 +1,15 @@
 """The `offbeat` command. Only click is imported before a command runs, so that `offbeat --help` answers at once."""
 
+from offbeat.cli import clock  # The first of all, for it takes the time.
+
+# isort: split
 import click
 
 from offbeat import __version__
 from offbeat.cli import bench, doctor, inspect, models, run, serve, sides, verify
 from offbeat.cli.options import OffbeatGroup
 
-__all__ = ["main"]
+__all__ = ["clock", "main"]
 
 
 @click.group(cls=OffbeatGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

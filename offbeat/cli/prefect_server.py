@@ -25,6 +25,7 @@ import httpx
 from offbeat.errors import ConfigError, NotReady
 
 HEALTHY_WITHIN_S = 180.0
+ANSWERS_WITHIN_S = 5.0
 STOP_GRACE_S = 3.0
 
 # The server's standard input is a pipe that ends with this process, even after kill -9. A shell in the background
@@ -57,12 +58,19 @@ def prefect_api(
         yield url
 
 
+def check_given_api() -> None:
+    """Check the address that PREFECT_API_URL names, where it names one; raises as `check_api` does."""
+    given = os.environ.get("PREFECT_API_URL")
+    if given:
+        check_api(given)
+
+
 def check_api(url: str) -> None:
     """Ask the API for its health; raises ConfigError for what is no address, NotReady when it does not answer well."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"PREFECT_API_URL: got {url!r}, expected an address like http://127.0.0.1:4200/api")
     try:
-        status = httpx.get(f"{url.rstrip('/')}/health", timeout=10.0).status_code
+        status = httpx.get(f"{url.rstrip('/')}/health", timeout=ANSWERS_WITHIN_S).status_code
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NotReady(
             f"PREFECT_API_URL {url} does not answer ({error}); start that server or unset the variable"

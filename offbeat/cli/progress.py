@@ -6,7 +6,8 @@ holds nothing up. A log or store that is away for a moment leaves the last numbe
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,12 +22,21 @@ if TYPE_CHECKING:
     from offbeat.runs import Run
 
 LIVE_INTERVAL_S = 0.5
+# Who starts is said sooner than how far they are.
+LOOK_INTERVAL_S = 1.0
 PLAIN_INTERVAL_S = 5.0
+
+
+# Shows a view; the second argument says that it is the last one.
+Show = Callable[["View", bool], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What there is to see of a run at one moment; None where nothing is known yet."""
+    """What there is to see of a run at one moment; None where nothing is known yet.
+
+    started: one line for each process that has begun since, oldest first.
+    """
 
     step: int = 0
     max_steps: int = 0
@@ -37,6 +47,7 @@ class View:
     generators: int = 0
     generators_busy: float | None = None
     finished: bool = False
+    started: tuple[str, ...] = ()
 
     def text(self) -> str:
         """Everything but the steps, in one line."""
@@ -59,6 +70,8 @@ class Watcher:
         self._log = run.open_log()
         self._store = run.open_store()
         self._position = 0
+        self._since_ns = time.time_ns()
+        self._heard: set[tuple[str, Any]] = set()
         self._view = View(max_steps=run.config.training.max_steps)
 
     def poll(self) -> View:
@@ -94,6 +107,7 @@ class Watcher:
         from offbeat.runs import read_status
 
         processes = read_status(self._store)
+        self._hear(processes)
         generators = [
             status
             for role, status in processes.items()
@@ -106,6 +120,15 @@ class Watcher:
             generators=len(generators),
             generators_busy=sum(busy) / len(busy) if busy else None,
         )
+
+    def _hear(self, processes: Mapping[str, Mapping[str, Any]]) -> None:
+        for role, status in processes.items():
+            life = (role, status.get("pid"))
+            # What a process of an earlier life said last may still stand there.
+            if life not in self._heard and status.get("updated_at_ns", 0) >= self._since_ns:
+                self._heard.add(life)
+                line = f"{role} started  {status.get('http', '')}".rstrip()
+                self._view = replace(self._view, started=(*self._view.started, line))
 
     def close(self) -> None:
         """Give the log and the store back."""
@@ -129,7 +152,7 @@ def shown_progress(run_id: str, home: Path) -> Iterator[None]:
         thread.join(10)
 
 
-def _follow(run_id: str, home: Path, stop: threading.Event, interval_s: float, show: Callable[[View], Any]) -> None:
+def _follow(run_id: str, home: Path, stop: threading.Event, interval_s: float, show: Show) -> None:
     watcher = None
     ended = False
     try:
@@ -138,7 +161,7 @@ def _follow(run_id: str, home: Path, stop: threading.Event, interval_s: float, s
             ended = stop.wait(interval_s)
             watcher = watcher or _try_open(run_id, home)
             if watcher is not None:
-                show(watcher.poll())
+                show(watcher.poll(), ended)
     finally:
         if watcher is not None:
             watcher.close()
@@ -154,16 +177,27 @@ def _try_open(run_id: str, home: Path) -> Watcher | None:
 
 
 def _show_lines(run_id: str, home: Path, stop: threading.Event) -> None:
-    shown = ""
+    lines = _Lines()
+    _follow(run_id, home, stop, LOOK_INTERVAL_S, lines.show)
 
-    def show(view: View) -> None:
-        nonlocal shown
-        line = f"step {view.step}/{view.max_steps}  {view.text()}"
-        if line != shown:
+
+class _Lines:
+    """Plain lines: at once who has started, every few seconds how far the run is, and at the end once more."""
+
+    def __init__(self) -> None:
+        self._num_started = 0
+        self._last = ""
+        self._due_s = 0.0
+
+    def show(self, view: View, ended: bool) -> None:
+        for line in view.started[self._num_started :]:
             click.echo(line, err=True)
-        shown = line
-
-    _follow(run_id, home, stop, PLAIN_INTERVAL_S, show)
+        self._num_started = len(view.started)
+        line = f"step {view.step}/{view.max_steps}  {view.text()}"
+        if line == self._last or not (ended or time.monotonic() >= self._due_s):
+            return
+        click.echo(line, err=True)
+        self._last, self._due_s = line, time.monotonic() + PLAIN_INTERVAL_S
 
 
 def _show_live(run_id: str, home: Path, stop: threading.Event) -> None:
@@ -179,8 +213,13 @@ def _show_live(run_id: str, home: Path, stop: threading.Event) -> None:
     )
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=4, redirect_stdout=False) as display:
         task = display.add_task("starting", total=None)
+        num_started = 0
 
-        def show(view: View) -> None:
+        def show(view: View, ended: bool) -> None:
+            nonlocal num_started
+            for line in view.started[num_started:]:
+                display.console.print(line, markup=False, highlight=False)
+            num_started = len(view.started)
             stage = "  evaluating" if view.finished else ""
             display.update(task, completed=view.step, total=view.max_steps, description=view.text() + stage)
 

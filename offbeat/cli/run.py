@@ -2,16 +2,19 @@
 
 check everything cheap ──> Prefect API ──> flows.lifecycle ──> summary, or one JSON object
      exit 2                                    progress on stderr     exit 0 or 1; 130 after Ctrl-C
+
+What it is doing is said on standard error from the first moment on, for some of these steps take many seconds.
 """
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from offbeat.cli.clock import elapsed_s
 from offbeat.cli.options import INTERRUPTED, home_option, json_option, run_argument, set_option
 from offbeat.cli.output import silent_stdout
 from offbeat.cli.report import Ending, conclude, unfinished_report
@@ -45,6 +48,7 @@ def run(
     with interruptible(), silent_stdout(as_json):
         chosen = new_run_id(settled.name) if run_id is None else run_id
         check_new_id(chosen, home)
+        _say(f"run {chosen} of {config}: starting")
         _check_before_start(settled, home)
         ending = _lifecycle(settled, config=config, overrides=wanted, run_id=chosen, home=home, resume=False)
     conclude(ending, as_json=as_json)
@@ -69,6 +73,7 @@ def resume(*, run: str, overrides: Sequence[str], as_json: bool, home: Path) -> 
     with interruptible(), silent_stdout(as_json):
         with found.hold("lifecycle"):
             found.changed(settled)
+        _say(f"run {found.run_id} in {found.home}: continuing")
         _check_before_start(settled, found.home)
         ending = _lifecycle(
             settled,
@@ -83,8 +88,10 @@ def resume(*, run: str, overrides: Sequence[str], as_json: bool, home: Path) -> 
 
 def _check_before_start(config: "RunConfig", home: Path) -> None:
     from offbeat import doctor
+    from offbeat.cli.prefect_server import check_given_api
 
     try:
+        check_given_api()
         doctor.check_home(home)
         doctor.check_ports(config)
         doctor.check_device(config)
@@ -102,34 +109,50 @@ def _lifecycle(
     # Prefect reads its settings at its import, children theirs at their start.
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     os.environ["OFFBEAT_HOME"] = str(home)
-    started_s = time.monotonic()
     try:
         report = _call_flow(settled, config=config, overrides=overrides, run_id=run_id, home=home, resume=resume)
     except (KeyboardInterrupt, OffbeatError) as error:
         if isinstance(error, OffbeatError) and error.exit_code != RunFailed.exit_code:
             raise
-        return _unfinished(error, run_id=run_id, home=home, wall_seconds=time.monotonic() - started_s)
-    return Ending(report=report)
+        return _unfinished(error, run_id=run_id, home=home)
+    return Ending(report=_timed(report, run_id=run_id, home=home))
 
 
-def _unfinished(error: KeyboardInterrupt | OffbeatError, *, run_id: str, home: Path, wall_seconds: float) -> Ending:
+def _timed(report: Mapping[str, Any], *, run_id: str, home: Path) -> Mapping[str, Any]:
+    """The report with the time of the whole command, of which the flow saw only a part; kept like this as well."""
+    from offbeat.runs import Run
+
+    timed = {**report, "wall_seconds": elapsed_s()}
+    with suppress(OffbeatError):  # Where the disk has become full, the flow's own report stands.
+        Run.open_record(run_id, home=home).write_report(timed)
+    return timed
+
+
+def _unfinished(error: KeyboardInterrupt | OffbeatError, *, run_id: str, home: Path) -> Ending:
     begun = (home / run_id / "run.yaml").is_file()
     hint = f"\nits state is kept; continue it with `offbeat resume {run_id}`" if begun else ""
     message = f"{type(error).__name__}: {error}"
     if isinstance(error, GateRejected):
         from offbeat.runs import Run
 
-        return Ending(report=Run.open(run_id, home=home).read_report() or {}, exit_code=1, message=f"error: {message}")
+        report = Run.open_record(run_id, home=home).read_report() or {}
+        return Ending(
+            report=_timed(report, run_id=run_id, home=home),
+            exit_code=GateRejected.exit_code,
+            message=f"error: {message}",
+        )
     status, code = "failed", 1
     if isinstance(error, KeyboardInterrupt | RunCancelled):
         status, code, message = "cancelled", INTERRUPTED, f"run {run_id} was stopped"
-    report = unfinished_report(run_id, home, status=status, error=message, wall_seconds=wall_seconds)
+    report = unfinished_report(run_id, home, status=status, error=message, wall_seconds=elapsed_s())
     return Ending(report=report, exit_code=code, message=f"error: {message}{hint}")
 
 
 def _call_flow(
     settled: "RunConfig", *, config: Path, overrides: Sequence[str], run_id: str, home: Path, resume: bool
 ) -> Mapping[str, Any]:
+    if not os.environ.get("PREFECT_API_URL"):
+        _say(f"Prefect  starting a server, its files in {home / 'prefect'}")
     import httpx
     from prefect.exceptions import PrefectException
 
@@ -159,8 +182,12 @@ def _announce(settled: "RunConfig", *, run_id: str, home: Path, api_url: str) ->
     run = Run(run_id=run_id, config=settled, home=home)
     lines = {
         "run": str(run.folder),
-        "Prefect": api_url.removesuffix("/api"),
+        "Prefect": f"{api_url.removesuffix('/api')}  ready",
         "MLflow": masked(run.tracking_uri),
     }
     for name, place in lines.items():
-        click.echo(f"{name:<8} {place}", err=True)
+        _say(f"{name:<8} {place}")
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)

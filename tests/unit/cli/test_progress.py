@@ -1,3 +1,5 @@
+import time
+
 from offbeat.cli import progress
 from offbeat.cli.progress import View, Watcher, shown_progress
 from offbeat.errors import LogUnavailable
@@ -24,6 +26,34 @@ def test_a_watcher_sees_steps_and_who_waits(made):
         generators_busy=0.625,
     )
     assert view.text() == "return 21.5  12.3k samples/s  staleness 2  age 0.25 s  2 generators  busy 62% of their time"
+
+
+def test_who_has_started_since_is_said_once_for_each_life(made):
+    store = made.open_store()
+    write_status(store, "trainer", {"pid": 1, "phase": "working", "updated_at_ns": 0})
+    watcher = Watcher(made)
+    assert watcher.poll().started == ()
+    for pid in (2, 2, 3):
+        said = {"pid": pid, "http": "http://127.0.0.1:9", "updated_at_ns": time.time_ns()}
+        write_status(store, "trainer", said)
+        started = watcher.poll().started
+    write_status(store, "generator-0", {"pid": 4, "updated_at_ns": time.time_ns()})
+    assert started == ("trainer started  http://127.0.0.1:9",) * 2
+    assert watcher.poll().started == (*started, "generator-0 started")
+    watcher.close()
+
+
+def test_starts_are_said_at_once_and_steps_at_their_interval(capsys):
+    lines = progress._Lines()
+    for step in (0, 1, 2):
+        lines.show(View(step=step, max_steps=9, started=("trainer started", "generator-0 started")[:step]), False)
+    lines.show(View(step=3, max_steps=9, started=("trainer started", "generator-0 started")), True)
+    assert capsys.readouterr().err.splitlines() == [
+        "step 0/9  starting",
+        "trainer started",
+        "generator-0 started",
+        "step 3/9  starting",
+    ]
 
 
 def test_a_log_that_is_away_leaves_the_last_numbers_standing(made, monkeypatch):

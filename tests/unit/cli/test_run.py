@@ -63,6 +63,7 @@ def lifecycle(monkeypatch):
     module.run_lifecycle = fake
     monkeypatch.setitem(sys.modules, "flows.lifecycle", module)
     monkeypatch.setattr("offbeat.cli.prefect_server.prefect_api", served)
+    monkeypatch.setattr("offbeat.cli.run.elapsed_s", lambda: 31.5)
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "WARNING")
     return fake
 
@@ -82,7 +83,7 @@ def test_places_are_said_at_the_start_and_a_summary_at_the_end(invoke, lifecycle
     for place in (home / "one", "http://127.0.0.1:4200", f"sqlite:///{home / 'mlflow.db'}"):
         assert str(place) in result.stderr
     for words in (
-        "one  promoted in 12.5 s",
+        "one  promoted in 31.5 s",
         "30 produced = 24 trained + 2 stale + 1 evicted + 0 quarantined + 3 pending",
         "123k samples/s, trainer busy 91%, staleness at most 2",
         "return 487.2 (480.0 to 491.1) over 100 episodes",
@@ -90,6 +91,54 @@ def test_places_are_said_at_the_start_and_a_summary_at_the_end(invoke, lifecycle
         "small version 1 is champion",
     ):
         assert words in result.stdout
+
+
+def test_the_time_is_that_of_the_whole_command_everywhere(invoke, lifecycle, config_file, home):
+    result = invoke("run", config_file, "--json", "--run-id", "one", "--home", home)
+    assert json.loads(result.stdout)["wall_seconds"] == 31.5
+    assert Run.open("one", home=home).read_report() == {**REPORT, "run_id": "one", "wall_seconds": 31.5} | {
+        "data_latency_p99_ms": pytest.approx(float("nan"), nan_ok=True)
+    }
+    lifecycle.end = ends_with(ChildFailed("generator-0 died 4 times"))
+    result = invoke("run", config_file, "--json", "--run-id", "two", "--home", home)
+    assert json.loads(result.stdout)["wall_seconds"] == 31.5
+
+
+def test_a_run_is_named_before_anything_slow_begins(invoke, lifecycle, config_file, home, monkeypatch):
+    def slow(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("offbeat.doctor.check_environment", slow)
+    result = invoke("run", config_file, "--json", "--run-id", "one", "--home", home)
+    assert (result.stdout, result.stderr) == ("", f"run one of {config_file}: starting\ninterrupted\n")
+
+
+def test_each_stage_of_the_start_is_said(invoke, lifecycle, config_file, home):
+    lines = invoke("run", config_file, "--run-id", "one", "--home", home).stderr.splitlines()
+    assert lines[:3] == [
+        f"run one of {config_file}: starting",
+        f"Prefect  starting a server, its files in {home / 'prefect'}",
+        f"run      {home / 'one'}",
+    ]
+    assert "Prefect  http://127.0.0.1:4200  ready" in lines
+    lines = invoke("resume", "one", "--home", home).stderr.splitlines()
+    assert lines[0] == f"run one in {home}: continuing"
+
+
+def test_a_prefect_api_that_does_not_answer_exits_with_2_before_anything_else(
+    invoke, lifecycle, config_file, home, monkeypatch
+):
+    def late(config):
+        raise AssertionError("the API was not asked first")
+
+    monkeypatch.setattr("offbeat.doctor.check_environment", late)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    Run.create(load_config(config_file), run_id="there", home=home)
+    for arguments in (("run", config_file), ("resume", "there")):
+        result = invoke(*arguments, "--json", "--home", home)
+        assert (result.exit_code, result.stdout, lifecycle.calls) == (2, "", [])
+        assert "PREFECT_API_URL http://127.0.0.1:9/api does not answer" in result.stderr
+        assert "Traceback" not in result.stderr
 
 
 def test_overrides_and_required_promotion_reach_the_lifecycle(invoke, lifecycle, config_file, home):
@@ -243,7 +292,8 @@ def test_a_run_stopped_before_it_has_a_folder_cannot_be_continued(invoke, lifecy
 
     monkeypatch.setattr("offbeat.cli.prefect_server.prefect_api", interrupted)
     result = invoke("run", config_file, "--run-id", "one", "--home", home)
-    assert (result.exit_code, result.stderr) == (130, "error: run one was stopped\n")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (130, "error: run one was stopped")
+    assert "resume" not in result.stderr
 
 
 def test_resume_continues_under_changed_keys(invoke, lifecycle, config_file, home):
