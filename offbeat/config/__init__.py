@@ -1,18 +1,22 @@
 """What a run may be told (`models`) and how it is read (`loading`)."""
 
+from offbeat.config.control import AppoConfig, ControlConfig, PolicyConfig
+from offbeat.config.keys import all_keys
+from offbeat.config.language import GrpoConfig, LanguageConfig
 from offbeat.config.loading import (
-    all_keys,
     config_changes,
     config_digest,
     dump_config,
     load_config,
     parse_config,
 )
-from offbeat.config.models import AppoConfig, ControlConfig, PolicyConfig, RunConfig
+from offbeat.config.models import RunConfig
 
 __all__ = [
     "AppoConfig",
     "ControlConfig",
+    "GrpoConfig",
+    "LanguageConfig",
     "PolicyConfig",
     "RunConfig",
     "all_keys",

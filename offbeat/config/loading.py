@@ -1,6 +1,5 @@
 """From a YAML file, `key=value` overrides and the environment to a RunConfig, or one ConfigError naming every fault."""
 
-import difflib
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from offbeat.config.keys import nearest, place_of
 from offbeat.config.models import RunConfig
 from offbeat.config.yaml_format import read_yaml, write_yaml
 from offbeat.errors import ConfigError
@@ -21,9 +21,6 @@ ENVIRONMENT_KEYS = {
     "SYNC_INTERVAL": "training.sync_interval",
     "GRADIENT_CLIP": "training.gradient_clip",
 }
-
-# Below this likeness (0 to 1) a valid key is no guess at what was meant.
-LEAST_LIKENESS = 0.6
 
 
 def load_config(
@@ -143,50 +140,11 @@ def _assign(data: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _explain(fault: Any) -> str:
-    location = ".".join(str(part) for part in fault["loc"])
+    key, chosen = place_of(fault["loc"])
     if fault["type"] == "extra_forbidden":
-        return f"  {location}: unknown key{_nearest(location)}"
+        return f"  {key}: unknown key{nearest(key, chosen)}"
+    if fault["type"] == "union_tag_invalid":
+        return f"  {key}.kind: got {fault['ctx']['tag']!r}; expected one of {fault['ctx']['expected_tags']}"
     message = fault["msg"].removeprefix("Value error, ")
     got = "" if isinstance(fault["input"], dict) else f"got {fault['input']!r}; "
-    return f"  {location or 'configuration'}: {got}{message}"
-
-
-def _nearest(key: str) -> str:
-    section, _, word = key.rpartition(".")
-    sections = {name.rpartition(".")[0] for name in all_keys()} - {""}
-    likeness = {name: _likeness(word, section, name) for name in [*all_keys(), *sorted(sections)]}
-    best = max(likeness, key=likeness.__getitem__)
-    if likeness[best] < LEAST_LIKENESS:
-        return f"; valid keys here: {', '.join(_model_at(section.split('.')).model_fields)}"
-    return f"; did you mean {best.rpartition('.')[2] if best.rpartition('.')[0] == section else best}?"
-
-
-def _likeness(word: str, section: str, name: str) -> float:
-    """How well a valid name fits: the same word in another section first, then a near one in the same section."""
-    home, _, valid = name.rpartition(".")
-    ratio = difflib.SequenceMatcher(None, word, valid).ratio()
-    return min(ratio + 0.15, 0.99) if home == section and ratio < 1 else ratio
-
-
-def _model_at(location: Iterable[str]) -> type[BaseModel]:
-    model: type[BaseModel] = RunConfig
-    for part in location:
-        inner = model.model_fields[part].annotation if part in model.model_fields else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            break
-        model = inner
-    return model
-
-
-def all_keys() -> list[str]:
-    """Every dotted key that a run configuration knows, in order."""
-    return list(_keys_of(RunConfig, ""))
-
-
-def _keys_of(model: type[BaseModel], prefix: str) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            yield from _keys_of(inner, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
+    return f"  {key or 'configuration'}: {got}{message}"

@@ -6,54 +6,26 @@ their `kind`.
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-MODULE_FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
-
-
-class Section(BaseModel):
-    """Base of every part of the configuration."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+from offbeat.config.control import AppoConfig, ControlConfig
+from offbeat.config.language import GrpoConfig, LanguageConfig
+from offbeat.config.section import Section
 
 
-class PolicyConfig(Section):
-    """Shape of the actor-critic network."""
-
-    hidden_sizes: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = Field(
-        (64, 64), description="Units of each hidden layer."
-    )
-    activation: Literal["tanh", "relu", "elu"] = Field("tanh", description="Non-linearity between layers.")
-    conv_channels: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
-        (16, 32), description="Channels of each convolution, used when observations are images."
-    )
-    shared_trunk: bool = Field(False, description="One trunk for actor and critic instead of one each.")
-    initial_log_std: float = Field(
-        0.0, ge=-10, le=2, description="Start of the log standard deviation for continuous actions."
-    )
+def _kind(section: Any) -> Any:
+    return section.get("kind") if isinstance(section, dict) else getattr(section, "kind", None)
 
 
-class ControlConfig(Section):
-    """A Gymnasium environment, played by a feed-forward actor-critic."""
-
-    kind: Literal["control"] = Field("control", description="Kind of work.")
-    env_id: str = Field("CartPole-v1", min_length=1, description="Gymnasium environment id.")
-    env_fn: str | None = Field(
-        None,
-        pattern=MODULE_FUNCTION,
-        description="`package.module:function` that makes the environment, instead of env_id.",
-    )
-    env_kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments for the environment.")
-    num_envs: int = Field(64, ge=1, le=65536, description="Environments that each generator steps at once.")
-    unroll_length: int = Field(32, ge=1, le=65536, description="Steps per trajectory.")
-    frame_skip: int = Field(1, ge=1, le=64, description="Times each action is repeated; rewards are summed.")
-    normalize_observations: bool = Field(False, description="Scale observations by their running mean and deviation.")
-    normalize_rewards: bool = Field(False, description="Scale rewards by the running deviation of discounted returns.")
-    policy: PolicyConfig = Field(default_factory=PolicyConfig, description="Shape of the network.")
+def _kind_or(default: str) -> Discriminator:
+    """Choose a union's member by `kind`, which may be left out for the default one."""
+    return Discriminator(lambda given: given.get("kind", default) if isinstance(given, dict) else given.kind)
 
 
-# The language workload joins here as a second member of the union, discriminated by `kind`.
-WorkloadConfig = ControlConfig
+WorkloadConfig = Annotated[
+    Annotated[ControlConfig, Tag("control")] | Annotated[LanguageConfig, Tag("language")], _kind_or("control")
+]
+AlgorithmConfig = Annotated[Annotated[AppoConfig, Tag("appo")] | Annotated[GrpoConfig, Tag("grpo")], _kind_or("appo")]
 
 
 class GeneratorConfig(Section):
@@ -87,36 +59,10 @@ class StoreConfig(Section):
     root: str | None = Field(None, description="Folder of the local store; by default `store` beside the runs.")
 
 
-class AppoConfig(Section):
-    """Asynchronous PPO: clipped policy gradient on V-trace (off-policy) or GAE (on-policy) advantages."""
-
-    kind: Literal["appo"] = Field("appo", description="Algorithm of the learner.")
-    correction: Literal["vtrace", "gae"] = Field(
-        "vtrace", description="How advantages are computed; gae ignores staleness."
-    )
-    learning_rate: float = Field(1e-3, gt=0, le=1, description="Step size of Adam.")
-    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="Course of the step size over max_steps."
-    )
-    discount: float = Field(0.99, ge=0, le=1, description="Discount per step (gamma).")
-    trace_lambda: float = Field(
-        0.95, ge=0, le=1, description="Decay of the multi-step estimate (lambda of GAE and V-trace)."
-    )
-    rho_bar: float = Field(1.0, gt=0, le=100, description="Truncation of importance weights in V-trace targets.")
-    c_bar: float = Field(1.0, gt=0, le=100, description="Truncation of importance weights in V-trace traces.")
-    clip_ratio: float = Field(0.2, gt=0, le=10, description="PPO clip range around a ratio of 1.")
-    value_coef: float = Field(0.5, ge=0, le=100, description="Weight of the value loss.")
-    entropy_coef: float = Field(0.01, ge=0, le=10, description="Weight of the entropy bonus.")
-    normalize_advantages: bool = Field(True, description="Scale advantages to zero mean and unit deviation per batch.")
-    epochs: int = Field(2, ge=1, le=100, description="Passes over each batch.")
-    minibatches: int = Field(4, ge=1, le=1024, description="Optimiser updates per pass.")
-    adam_epsilon: float = Field(1e-5, gt=0, le=1, description="Epsilon of Adam.")
-
-
 class TrainingConfig(Section):
     """The trainer."""
 
-    algorithm: AppoConfig = Field(default_factory=AppoConfig, description="What the learner optimises.")
+    algorithm: AlgorithmConfig = Field(default_factory=AppoConfig, description="What the learner optimises.")
     batch_size: int = Field(4096, ge=1, le=1 << 24, description="Trajectories per step.")
     batch_size_min: int | None = Field(
         None, ge=1, description="Lower bound of the dynamic batch size (default: batch_size)."
@@ -177,7 +123,16 @@ class EvaluationConfig(Section):
     episodes: int = Field(100, ge=1, le=100_000, description="Evaluation episodes.")
     seed: int = Field(10_000, ge=0, description="Seed of the first episode; each next one adds one.")
     max_episode_steps: int = Field(100_000, ge=1, description="Steps after which an endless episode is cut.")
-    min_return: float | None = Field(None, ge=-1e12, le=1e12, description="Mean return below which the gate rejects.")
+    min_return: float | None = Field(
+        None, ge=-1e12, le=1e12, description="Mean return (language: mean score) below which the gate rejects."
+    )
+    metric: Literal["accuracy", "exact_match", "bleu", "chrf", "reward"] = Field(
+        "accuracy", description="What scores a completion (language)."
+    )
+    answer_column: str = Field("answer", min_length=1, description="Column of the reference answer (language).")
+    samples: int = Field(
+        1, ge=1, le=1024, description="Sampled completions per prompt for pass@k, beside the greedy one (language)."
+    )
     tolerance: float = Field(0.0, ge=0, description="How far below the champion's mean return a challenger may lie.")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="Level of the bootstrap confidence intervals.")
     require_promotion: bool = Field(False, description="A rejected challenger fails the run.")
@@ -240,6 +195,33 @@ class RunConfig(Section):
     registry: RegistryConfig = Field(default_factory=RegistryConfig, description="MLflow.")
     observation: ObservationConfig = Field(default_factory=ObservationConfig, description="Endpoints and reports.")
     launcher: LauncherConfig = Field(default_factory=LauncherConfig, description="Children and supervision.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _language_learns_by_grpo(cls, data: Any) -> Any:
+        """Each kind of work has its own algorithm by default."""
+        if not isinstance(data, dict) or _kind(data.get("workload")) != "language":
+            return data
+        training = data.get("training", {})
+        algorithm = training.get("algorithm", {}) if isinstance(training, dict) else None
+        if not isinstance(algorithm, dict) or "kind" in algorithm:
+            return data
+        return data | {"training": training | {"algorithm": algorithm | {"kind": "grpo"}}}
+
+    @model_validator(mode="after")
+    def _kinds_agree(self) -> Self:
+        kinds = (self.workload.kind, self.training.algorithm.kind)
+        if kinds not in (("control", "appo"), ("language", "grpo")):
+            expected = {"control": "appo", "language": "grpo"}[kinds[0]]
+            raise ValueError(f"training.algorithm.kind: got {kinds[1]!r}; work of kind {kinds[0]} needs {expected!r}")
+        if self.workload.kind == "language":
+            for size in (self.training.batch_size, *self.training.batch_bounds):
+                if size % self.workload.group_size:
+                    raise ValueError(
+                        f"training.batch_size: got {size}; expected a multiple of workload.group_size"
+                        f" {self.workload.group_size}, so that no group is cut"
+                    )
+        return self
 
     @property
     def model_name(self) -> str:

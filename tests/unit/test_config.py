@@ -3,28 +3,51 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import annotated_types
 import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from offbeat.config import RunConfig, all_keys, config_changes, config_digest, dump_config, load_config, parse_config
+from offbeat.config import (
+    GrpoConfig,
+    RunConfig,
+    all_keys,
+    config_changes,
+    config_digest,
+    dump_config,
+    load_config,
+    parse_config,
+)
+from offbeat.config.keys import sections_of
 from offbeat.errors import ConfigError
 
+KINDS = {"control": ("control", "appo"), "language": ("language", "grpo")}  # of work, each with its algorithm
+BY_KIND = ("workload.", "training.algorithm.")  # Sections that differ.
 
-def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+
+def fields_of(model: type[BaseModel], kind: str, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}", field
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from fields_of(field.annotation, f"{prefix}{name}.")
+        many = get_origin(field.annotation) is tuple
+        sections = sections_of(field.annotation)
+        for section in sections:
+            if len(sections) == 1 or section.model_fields["kind"].default in KINDS[kind]:
+                yield from fields_of(section, kind, f"{prefix}{name}.{'0.' * many}")
 
 
-def nested(key: str, value: Any) -> dict[str, Any]:
+def nested(key: str, value: Any, kind: str = "control") -> dict[str, Any]:
+    """The configuration that holds this key alone, beside the kind of work and of algorithm."""
     for part in reversed(key.split(".")):
-        value = {part: value}
-    return dict(value)
+        value = [value] if part.isdigit() else {part: value}
+    data = dict(value)
+    if kind == "language":
+        data["workload"] = {"kind": "language"} | data.get("workload", {})
+        data["training"] = {"algorithm": {"kind": "grpo"}} | data.get("training", {})
+        if isinstance(data["training"]["algorithm"], dict):
+            data["training"]["algorithm"] = {"kind": "grpo"} | data["training"]["algorithm"]
+    return data
 
 
 def value_of(config: RunConfig, key: str) -> Any:
@@ -46,8 +69,13 @@ def fault(data: Mapping[Any, Any]) -> str:
     return str(caught.value)
 
 
-ALL_FIELDS = list(fields_of(RunConfig))
-BOUNDED = [(key, field) for key, field in ALL_FIELDS if field.annotation in (int, float, int | None, float | None)]
+ALL_FIELDS = [
+    (kind, key, field)
+    for kind in KINDS
+    for key, field in fields_of(RunConfig, kind)
+    if kind == "control" or key.startswith(BY_KIND)
+]
+BOUNDED = [part for part in ALL_FIELDS if part[2].annotation in (int, float, int | None, float | None)]
 
 
 def bounds(field: FieldInfo) -> dict[str, float]:
@@ -59,26 +87,26 @@ def test_the_empty_configuration_is_the_defaults(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, ""), environ={}) == RunConfig()
 
 
-@pytest.mark.parametrize(("key", "field"), ALL_FIELDS, ids=[key for key, _ in ALL_FIELDS])
-def test_every_key_has_a_default_and_a_description(key: str, field: FieldInfo) -> None:
+@pytest.mark.parametrize(("kind", "key", "field"), ALL_FIELDS, ids=[f"{kind}-{key}" for kind, key, _ in ALL_FIELDS])
+def test_every_key_has_a_default_and_a_description(kind: str, key: str, field: FieldInfo) -> None:
     assert not field.is_required(), key
     assert field.description, key
 
 
-@pytest.mark.parametrize(("key", "field"), BOUNDED, ids=[key for key, _ in BOUNDED])
-def test_every_number_has_a_bound_that_holds(key: str, field: FieldInfo) -> None:
+@pytest.mark.parametrize(("kind", "key", "field"), BOUNDED, ids=[f"{kind}-{key}" for kind, key, _ in BOUNDED])
+def test_every_number_has_a_bound_that_holds(kind: str, key: str, field: FieldInfo) -> None:
     limits = bounds(field)
     assert limits, f"{key} has no bound"
     beyond = {"ge": -1, "gt": 0, "le": 1, "lt": 0}
     for name, limit in limits.items():
-        assert f"{key}: got " in fault(nested(key, limit + beyond[name]))
+        assert f"{key}: got " in fault(nested(key, limit + beyond[name], kind))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_no_number_is_infinite(value: float) -> None:
-    for key, field in BOUNDED:
+    for kind, key, field in BOUNDED:
         if field.annotation in (float, float | None):
-            assert key in fault(nested(key, value))
+            assert key in fault(nested(key, value, kind))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +131,7 @@ def test_a_misspelt_key_names_the_nearest(misspelt: str, meant: str) -> None:
 
 
 def test_a_key_in_the_wrong_section_names_its_own() -> None:
-    keys = all_keys()
+    keys = [key for key, _ in fields_of(RunConfig, "control") if not sections_of(_.annotation)]
     sections = {key.rpartition(".")[0] for key in keys}
     homes: dict[str, set[str]] = {}
     for key in keys:
@@ -111,9 +139,20 @@ def test_a_key_in_the_wrong_section_names_its_own() -> None:
     for word, right in homes.items():
         for section in sections:
             wrong = f"{section}.{word}" if section else word
-            if wrong not in keys:
+            if wrong not in all_keys():
                 message = fault(nested(wrong, 1))
                 assert any(message.endswith(f"did you mean {key}?") for key in right), message
+
+
+@pytest.mark.parametrize("key", ["workload.sampling.temperature", "workload.model", "training.algorithm.clip_low"])
+def test_a_key_of_another_kind_says_so(key: str) -> None:
+    assert "unknown key of kind" in fault(nested(key, 1))
+    assert "it belongs to another" in fault(nested(key, 1))
+
+
+def test_an_unknown_kind_names_the_known_ones() -> None:
+    message = fault({"workload": {"kind": "langage"}})
+    assert "workload.kind: got 'langage'; expected one of 'control', 'language'" in message
 
 
 def test_a_section_in_the_wrong_place_names_its_own() -> None:
@@ -311,3 +350,16 @@ def test_a_configuration_cannot_be_changed_in_place() -> None:
 def test_the_schema_that_forms_are_made_from_is_json() -> None:
     schema = json.loads(json.dumps(RunConfig.model_json_schema()))
     assert schema["$defs"]["TrainingConfig"]["properties"]["max_steps"]["description"]
+
+
+def test_each_kind_of_work_has_its_algorithm() -> None:
+    assert parse_config({"workload": {"kind": "language"}}).training.algorithm.kind == "grpo"
+    changed = parse_config({"workload": {"kind": "language"}, "training": {"algorithm": {"clip_low": 0.1}}})
+    assert changed.training.algorithm == GrpoConfig(clip_low=0.1)
+    message = fault({"training": {"algorithm": {"kind": "grpo"}}})
+    assert "training.algorithm.kind: got 'grpo'; work of kind control needs 'appo'" in message
+
+
+def test_a_batch_never_cuts_a_group() -> None:
+    data = {"workload": {"kind": "language", "group_size": 8}, "training": {"batch_size": 100}}
+    assert "training.batch_size: got 100; expected a multiple of workload.group_size 8" in fault(data)
