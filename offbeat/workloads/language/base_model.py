@@ -1,0 +1,177 @@
+"""Version 0: the model and the tokenizer that a run starts from, as one transformers folder under the run.
+
+    source (folder, hub id, .gguf) ──┐
+                                     ├──> warm-up (supervised, optional) ──> base/  ──> every process opens it
+    made on the spot, tokenizer ─────┘
+
+Made once, by the provision stage; trainer and generators only open it. A folder is there whole or not at all.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from offbeat.config import RunConfig
+from offbeat.config.language import LanguageConfig, LoraConfig, ModelConfig
+from offbeat.errors import CheckpointError, ConfigError
+from offbeat.workloads.language.prompts import Messages, Split, plain_conversation, read_split
+from offbeat.workloads.language.rows import Row
+from offbeat.workloads.language.tokenizers import train_tokenizer
+from offbeat.workloads.language.warm_up import warm_up
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MEASURES_FILE = "warm_up.json"
+
+
+def prepare_base(config: RunConfig, workload: LanguageConfig, folder: Path) -> dict[str, float]:
+    """Make the base folder unless it is there; returns what was measured of the warm-up (nothing without one).
+
+    Raises ConfigError for a model that cannot be had, or data that cannot be read.
+    """
+    if not folder.exists():
+        working = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+        shutil.rmtree(working, ignore_errors=True)
+        measures = _make(config, workload, working)
+        (working / MEASURES_FILE).write_text(json.dumps(measures), encoding="utf-8")
+        working.rename(folder)
+    measured: dict[str, float] = json.loads((folder / MEASURES_FILE).read_text(encoding="utf-8"))
+    return measured
+
+
+def open_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a transformers folder, with a pad token; raises CheckpointError."""
+    from transformers import AutoTokenizer
+
+    try:
+        return _with_pad(AutoTokenizer.from_pretrained(folder))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"no tokenizer can be opened in {folder}: {error}") from error
+
+
+def open_model(folder: Path, model: ModelConfig, *, device: str, seed: int = 0) -> "PreTrainedModel":
+    """The base model, with a fresh adapter where LoRA is on (its start comes from `seed`); raises CheckpointError."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        opened = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, model.dtype), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"no model can be opened in {folder}: {error}") from error
+    adapted = _with_adapter(opened, model.lora, seed) if model.lora.rank else opened
+    return adapted.to(device)  # type: ignore[no-any-return]
+
+
+def _make(config: RunConfig, workload: LanguageConfig, folder: Path) -> dict[str, float]:
+    split = read_split(workload.data)
+    if workload.model.source is None:
+        tokenizer = train_tokenizer(_texts([row for _, row in split.train]), workload.model.made)
+        model = _made(workload.model, tokenizer, config.seed)
+    else:
+        model, tokenizer = _from_source(workload.model)
+    measures = _warmed_up(config, workload, split, model, tokenizer)
+    folder.mkdir(parents=True)
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+    return measures
+
+
+def _warmed_up(config: RunConfig, workload: LanguageConfig, split: Split, model: Any, tokenizer: Any) -> dict[str, float]:
+    if not workload.model.warm_up.steps:
+        return {}
+    return warm_up(model, tokenizer, split.train, workload, seed=config.seed, device=config.training.device)
+
+
+def _made(config: ModelConfig, tokenizer: "PreTrainedTokenizerBase", seed: int) -> "PreTrainedModel":
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    made = config.made
+    shape = {
+        "llama": {
+            "hidden_size": made.hidden_size,
+            "intermediate_size": made.intermediate_size,
+            "num_hidden_layers": made.num_layers,
+            "num_attention_heads": made.num_heads,
+            "num_key_value_heads": made.num_heads,
+            "max_position_embeddings": made.max_length,
+        },
+        "gpt2": {
+            "n_embd": made.hidden_size,
+            "n_inner": made.intermediate_size,
+            "n_layer": made.num_layers,
+            "n_head": made.num_heads,
+            "n_positions": made.max_length,
+        },
+    }[made.architecture]
+    described = AutoConfig.for_model(
+        made.architecture,
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        **shape,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(described, dtype=getattr(torch, config.dtype))  # type: ignore[no-any-return]
+
+
+def _from_source(config: ModelConfig) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = str(config.source)
+    place, options = source, {}
+    if source.endswith(".gguf"):
+        path = Path(source)
+        place, options = str(path.parent), {"gguf_file": path.name}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=config.revision, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            place, revision=config.revision, dtype=getattr(torch, config.dtype), **options
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"workload.model.source: {source} cannot be opened: {error}") from error
+    return model, _with_pad(tokenizer)
+
+
+def _with_pad(tokenizer: Any) -> Any:
+    """Padding needs a token; it never counts, so any will do."""
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if tokenizer.pad_token_id is None:
+        raise ConfigError("the tokenizer has neither a pad, an end nor an unknown token; add one of them")
+    return tokenizer
+
+
+def _with_adapter(model: Any, config: LoraConfig, seed: int) -> Any:
+    from peft import LoraConfig as Adapter
+    from peft import get_peft_model
+
+    adapter = Adapter(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=list(config.target_modules) or "all-linear",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return get_peft_model(model, adapter)
+        except ValueError as error:
+            raise ConfigError(f"workload.model.lora: {error}") from error
+
+
+def _texts(rows: Iterable[Row]) -> Iterable[str]:
+    """Every text of the rows, chat messages among them, for a tokenizer to learn from."""
+    for row in rows:
+        for value in row.values():
+            if isinstance(value, str):
+                yield value
+            elif isinstance(value, list) and value and isinstance(value[0], dict) and "content" in value[0]:
+                messages: Messages = value
+                yield plain_conversation(messages)

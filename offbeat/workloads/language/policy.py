@@ -1,0 +1,65 @@
+"""A language model that writes: its parameters come from published weights, everything else from the run's base."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from offbeat.errors import WorkloadError
+from offbeat.workloads.base import Weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class LanguagePolicy:
+    """A transformers model with its tokenizer. `trained`: the parameters that learning changes, by name."""
+
+    def __init__(self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> None:
+        self.model: Any = model.eval()
+        self.tokenizer: Any = tokenizer
+        self.trained = trained_parameters(model)
+        self.end_ids = end_ids(model, tokenizer)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        device: torch.device = self.model.device
+        return device
+
+    @torch.no_grad()
+    def load_weights(self, weights: Weights) -> None:
+        """Take over published parameters; raises WorkloadError when names or shapes differ, or on NaN."""
+        if weights.keys() != self.trained.keys():
+            differing = sorted(weights.keys() ^ self.trained.keys())
+            raise WorkloadError(f"weights differ in {differing[:5]} and {max(0, len(differing) - 5)} more names")
+        for name, tensor in weights.items():
+            own = self.trained[name]
+            if tensor.shape != own.shape:
+                raise WorkloadError(f"weights {name!r}: got {tuple(tensor.shape)}, expected {tuple(own.shape)}")
+            if not bool(torch.isfinite(tensor).all()):
+                raise WorkloadError(f"weights {name!r} hold NaN or infinity; they are refused")
+        for name, tensor in weights.items():
+            self.trained[name].copy_(tensor)
+
+    def weights(self) -> Weights:
+        """The trained parameters, as CPU clones."""
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.trained.items()}
+
+    def save(self, folder: Path) -> None:
+        """Write a folder that transformers opens: the model, or with LoRA its adapter alone, and the tokenizer."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model.save_pretrained(folder, safe_serialization=True)
+        self.tokenizer.save_pretrained(folder)
+
+
+def trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
+    """Parameters that learning changes: all, or with LoRA those of the adapter; tied ones once."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a completion: the tokenizer's end of text, and those of the model's generation settings."""
+    own = model.generation_config.eos_token_id if model.generation_config is not None else None
+    found = [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])]
+    return frozenset(token for token in found if token is not None)

@@ -1,0 +1,152 @@
+"""The language rollout: prompts in, groups of scored completions out.
+
+    prompts ──> engine ──> whole groups ──> scorer (rewards) ──> TrajectoryBatch
+                  ▲ new weights: between decoding steps (in-flight updates), or when no sequence runs
+
+While rewards are waited for, the next prompts are already being written, as far ahead as `ahead` allows.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from offbeat.config.language import LanguageConfig
+from offbeat.errors import WorkloadError
+from offbeat.trajectory import TrajectoryBatch
+from offbeat.workloads.base import Policy
+from offbeat.workloads.language.engine import Completion, Engine, Request
+from offbeat.workloads.language.policy import LanguagePolicy
+from offbeat.workloads.language.prompts import Prompt
+from offbeat.workloads.language.scoring import Group, Scorer
+
+
+class LanguageRollout:
+    """Writes and scores completions. Owned by one generator.
+
+    ahead: groups that may be under way beyond those that the next `collect` returns.
+    """
+
+    def __init__(
+        self,
+        config: LanguageConfig,
+        prompts: Sequence[Prompt],
+        schema: pa.Schema,
+        *,
+        engine: Engine,
+        scorer: Scorer,
+        seed: int,
+        ahead: int,
+    ) -> None:
+        self._config = config
+        self._prompts = prompts
+        self._schema = schema
+        self._engine = engine
+        self._scorer = scorer
+        self._random = np.random.default_rng(seed)
+        self._ahead = ahead
+        self._order: list[int] = []
+        self._writing: dict[int, Group] = {}
+        self._ready: list[Group] = []
+        self._next_number = 0
+
+    @property
+    def num_trajectories(self) -> int:
+        """Completions that the next `collect` returns."""
+        return self._config.num_groups * self._config.group_size
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """Rewards lost so far, by kind."""
+        return dict(self._scorer.faults)
+
+    def collect(
+        self, policy: Policy, version: int, newest: Callable[[], tuple[int, Policy]] | None = None
+    ) -> TrajectoryBatch:
+        """Write and score until `num_groups` groups are ready.
+
+        newest: the newest version and its policy, asked where the configuration lets new weights in. Raises
+        WorkloadError when the engine fails; the next call then starts with fresh prompts.
+        """
+        try:
+            while len(self._ready) < self._config.num_groups:
+                begun = self._start_groups()
+                if newest is not None and (self._config.in_flight_updates or begun):
+                    version, policy = newest()
+                self._write(cast(LanguagePolicy, policy), version)
+                self._ready += self._scorer.take(wait=not self._writing)
+        except (RuntimeError, ValueError, IndexError) as error:
+            self._forget()
+            raise WorkloadError(f"writing completions failed: {type(error).__name__}: {error}") from error
+        taken, self._ready = self._ready[: self._config.num_groups], self._ready[self._config.num_groups :]
+        return self._batch(taken)
+
+    def close(self) -> None:
+        """End the rewards' process."""
+        self._scorer.close()
+
+    def _start_groups(self) -> bool:
+        """Keep enough groups under way; whether all that is written now has just been begun."""
+        begun = not self._writing
+        if not begun and not self._config.in_flight_updates:
+            return False  # New prompts wait until these weights have finished what they began.
+        under_way = len(self._writing) + self._scorer.num_groups + len(self._ready)
+        for _ in range(self._config.num_groups + self._ahead - under_way):
+            group = Group(number=self._next_number, prompt=self._next_prompt(), size=self._config.group_size)
+            self._writing[group.number] = group
+            self._next_number += 1
+            self._engine.submit([Request(key=group.number, ids=group.prompt.ids)] * group.size)
+        return begun
+
+    def _next_prompt(self) -> Prompt:
+        if not self._order:
+            self._order = self._random.permutation(len(self._prompts)).tolist()
+        return self._prompts[self._order.pop()]
+
+    def _write(self, policy: LanguagePolicy, version: int) -> None:
+        for completion in self._engine.advance(policy, version):
+            group = self._writing[completion.key]
+            group.completions.append(completion)
+            if group.whole:
+                group.finished_at_ns = time.time_ns()
+                self._scorer.submit([self._writing.pop(completion.key)])
+
+    def _forget(self) -> None:
+        self._engine.clear()
+        self._scorer.forget()
+        self._writing.clear()
+        self._ready.clear()
+
+    def _batch(self, groups: Sequence[Group]) -> TrajectoryBatch:
+        rows = [(group, completion) for group in groups for completion in group.completions]
+        spans = {group.number: _version_span(group.completions) for group in groups}
+        arrays: dict[str, Any] = {
+            "min_version": [spans[group.number][0] for group, _ in rows],
+            "max_version": [spans[group.number][1] for group, _ in rows],
+            "finished_at_ns": [group.finished_at_ns for group, _ in rows],
+            "group_id": [group.number for group, _ in rows],
+            "group_size": [group.size for group, _ in rows],
+            "prompt_index": [group.prompt.index for group, _ in rows],
+            "prompt_ids": [group.prompt.ids for group, _ in rows],
+            "completion_ids": [completion.ids for _, completion in rows],
+            "logprobs": [completion.logprobs for _, completion in rows],
+            "token_versions": [completion.versions for _, completion in rows],
+            "finish": [completion.finish for _, completion in rows],
+            "reward": np.concatenate([_known(group.reward) for group in groups]),
+            "rewards": [row for group in groups for row in _known(group.rewards)],
+        }
+        return TrajectoryBatch.from_arrays(self._schema, arrays)
+
+
+def _version_span(completions: Sequence[Completion]) -> tuple[int, int]:
+    """Oldest and newest version of a whole group, so that a group is fresh or stale as one."""
+    versions = [version for completion in completions for version in completion.versions]
+    return min(versions), max(versions)
+
+
+def _known(array: np.ndarray[Any, np.dtype[np.float64]] | None) -> np.ndarray[Any, np.dtype[np.float64]]:
+    if array is None:
+        raise ValueError("a group without rewards was taken for ready")
+    return array

@@ -1,0 +1,77 @@
+"""A short supervised start: a few solved examples teach a model the form of an answer before rewards do the rest."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from offbeat.config.language import LanguageConfig
+from offbeat.errors import ConfigError
+from offbeat.workloads.language.prompts import make_prompts
+from offbeat.workloads.language.rows import Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+IGNORED = -100  # The label of what is not learned, as transformers has it.
+MAX_NORM = 1.0
+
+
+def warm_up(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    rows: Sequence[tuple[int, Row]],
+    workload: LanguageConfig,
+    *,
+    seed: int,
+    device: str,
+) -> dict[str, float]:
+    """Train the model in place on the first `examples` rows that have a completion; returns its last mean loss.
+
+    Only the completion and the end token are learned. Raises ConfigError when no row has one.
+    """
+    config = workload.model.warm_up
+    examples = _examples(tokenizer, rows, workload)[: config.examples]
+    if not examples:
+        raise ConfigError(f"warm-up: no row has a text in the column {config.completion_column!r}")
+    generator = torch.Generator().manual_seed(seed)
+    model.to(device).train()  # type: ignore[arg-type]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
+    loss = torch.tensor(float("nan"))
+    for step in range(config.steps):
+        for group in optimizer.param_groups:  # A straight line down to a tenth: a constant rate ends on noise.
+            group["lr"] = config.learning_rate * (1 - 0.9 * step / config.steps)
+        chosen = torch.randint(len(examples), (config.batch_size,), generator=generator).tolist()
+        batch = {name: part.to(device) for name, part in _padded([examples[row] for row in chosen], tokenizer).items()}
+        loss = model(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    return {"warm_up_steps": float(config.steps), "warm_up_examples": float(len(examples)), "warm_up_loss": float(loss)}
+
+
+def _examples(tokenizer: Any, rows: Sequence[tuple[int, Row]], workload: LanguageConfig) -> list[tuple[list[int], list[int]]]:
+    column = workload.model.warm_up.completion_column
+    solved = [(index, row) for index, row in rows if isinstance(row.get(column), str)]
+    if not solved:
+        return []
+    prompts = make_prompts(solved, workload.data, tokenizer, max_tokens=workload.data.max_prompt_tokens)
+    ends = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    return [
+        (list(prompt.ids), tokenizer(str(prompt.columns[column]), add_special_tokens=False)["input_ids"] + ends)
+        for prompt in prompts
+    ]
+
+
+def _padded(examples: Sequence[tuple[list[int], list[int]]], tokenizer: Any) -> dict[str, Tensor]:
+    longest = max(len(prompt) + len(answer) for prompt, answer in examples)
+    ids = torch.full((len(examples), longest), tokenizer.pad_token_id)
+    mask, labels = torch.zeros_like(ids), torch.full_like(ids, IGNORED)
+    for row, (prompt, answer) in enumerate(examples):
+        whole = torch.as_tensor(prompt + answer)
+        ids[row, : len(whole)], mask[row, : len(whole)] = whole, 1
+        labels[row, len(prompt) : len(whole)] = whole[len(prompt) :]
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
