@@ -20,7 +20,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed
 from flows.states import settle
 from flows.supervisor import Ending
 from flows.watch import PARENT_PID, StopWatch, stopped_by_signals
-from offbeat.errors import ConfigError, NotReady, OffbeatError
+from offbeat.errors import ConfigError, LogDamaged, NotReady, OffbeatError
 from offbeat.runs import Run
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,8 @@ Body = Callable[[Run, threading.Event], None]
 def run_child(folder: str, role: str, body: Body) -> State:
     """Call `body` with the run and a stop event, and return the state that tells the truth of it.
 
-    A wrong configuration or machine ends as Failed with the name 'Refused': starting it again cannot help.
+    A wrong configuration or machine, or a damaged log, ends as Failed with the name 'Refused': starting it again cannot
+    help.
     """
     run = Run.open(folder)
     if PARENT_PID in os.environ:
@@ -85,7 +86,7 @@ def _called(run: Run, role: str, body: Body, stop: threading.Event) -> Ending:
         body(run, stop)
     except OffbeatError as error:
         logger.error("%s failed: %s: %s", role, type(error).__name__, error)
-        refused = isinstance(error, ConfigError | NotReady)
+        refused = isinstance(error, ConfigError | NotReady | LogDamaged)
         ending = Ending(outcome="refused" if refused else "failed", detail=f"{type(error).__name__}: {error}")
     except BaseException as error:
         _write_ending(run, role, Ending(outcome="failed", detail=f"{type(error).__name__}: {error}"))
