@@ -32,7 +32,7 @@ def clean_up(run: Run, connect: Callable[[Run], Registry]) -> Cleanup:
     store, log, check = run.open_store(), run.open_log(), VerifiedOnce()
     try:
         deleted = _retain(run, store, connect, check)
-        trimmed = _trim(run, log, check)
+        trimmed = _trim(run, store, log, check)
         _mark_stopped(store)
     finally:
         log.close()
@@ -52,8 +52,8 @@ def _retain(run: Run, store: Store, connect: Callable[[Run], Registry], check: C
     return checkpoints.retain(run, store, keep=keep, referenced=referenced, check=check)
 
 
-def _trim(run: Run, log: Log, check: Check) -> dict[int, int]:
-    needed = checkpoints.oldest_needed(checkpoints.list_checkpoints(run.checkpoints), check)
+def _trim(run: Run, store: Store, log: Log, check: Check) -> dict[int, int]:
+    needed = checkpoints.oldest_needed(run, store, check)
     try:
         return trim_resolved(log, needed, older_than_s=run.config.log.retention_s) if needed else {}
     except LogDamaged as error:

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -322,6 +322,18 @@ def _delete(run: Run, store: Store, step: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def oldest_needed(checkpoints: Sequence[Checkpoint], check: Check = verify) -> Resolved | None:
-    """The plan state of the oldest valid one of these: nothing on the log after it may be trimmed."""
-    return next((checkpoint.resolved for checkpoint in checkpoints if not check(checkpoint.folder)), None)
+def oldest_needed(run: Run, store: Store, check: Check = verify) -> Resolved | None:
+    """The plan state of the oldest checkpoint kept here or in the store: nothing on the log after it may be trimmed.
+
+    None when there is no checkpoint. A state that cannot be read needs the whole log.
+    """
+    local = {found.step: found for found in list_checkpoints(run.checkpoints) if not check(found.folder)}
+    oldest = min([*local, *stored_steps(store)], default=None)
+    if oldest is None:
+        return None
+    if oldest in local:
+        return local[oldest].resolved
+    try:
+        return Resolved.from_json(json.loads(store.get(f"{PREFIX}{folder_name(oldest)}/state.json"))["resolved"])
+    except (ObjectNotFound, ValueError, KeyError, TypeError):
+        return Resolved()

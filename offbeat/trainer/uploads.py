@@ -104,6 +104,6 @@ class Uploader:
     def _keep_house(self) -> None:
         config = self._run.config
         checkpoints.retain(self._run, self._store, keep=config.strategy.keep_checkpoints, check=self._check)
-        oldest = checkpoints.oldest_needed(checkpoints.list_checkpoints(self._run.checkpoints), self._check)
+        oldest = checkpoints.oldest_needed(self._run, self._store, self._check)
         if oldest is not None:
             trim_resolved(self._log, oldest, older_than_s=config.log.retention_s)

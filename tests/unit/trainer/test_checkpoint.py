@@ -205,7 +205,7 @@ def test_what_was_verified_once_is_not_hashed_again_while_its_files_are_the_same
     third = write(run, 3)
     hashed.clear()
     assert checkpoints.retain(run, store, keep=5, check=check) == []
-    assert checkpoints.oldest_needed(checkpoints.list_checkpoints(run.checkpoints), check) == state(1)
+    assert checkpoints.oldest_needed(run, store, check) == state(1)
     assert sorted(hashed) == ["optimizer.safetensors", "policy.safetensors", "state.json"]
     hashed.clear()
     assert checkpoints.verify(third.folder) == []
@@ -259,10 +259,19 @@ def test_nothing_is_remembered_of_a_checkpoint_that_is_deleted(run, hashed):
     assert hashed.count("state.json") == 2  # once sealed, once verified
 
 
-def test_the_log_is_needed_from_the_oldest_valid_checkpoint_on(run):
+def test_the_log_is_needed_from_the_oldest_valid_checkpoint_on(run, store):
+    assert checkpoints.oldest_needed(run, store) is None
     for step in (1, 2, 3):
         write(run, step)
     (run.checkpoints / "step-000000001" / "state.json").write_text("{}")
-    found = checkpoints.list_checkpoints(run.checkpoints)
-    assert checkpoints.oldest_needed(found) == state(2)
-    assert checkpoints.oldest_needed([]) is None
+    assert checkpoints.oldest_needed(run, store) == state(2)
+
+
+def test_the_log_is_needed_for_a_checkpoint_that_only_the_store_keeps(run, store):
+    made = write(run, 1)
+    checkpoints.upload(made, store, epoch=1)
+    shutil.rmtree(made.folder)
+    write(run, 2)
+    assert checkpoints.oldest_needed(run, store) == state(1)
+    store.put("checkpoints/step-000000001/state.json", b"{")
+    assert checkpoints.oldest_needed(run, store) == Resolved()
