@@ -4,6 +4,8 @@ How it ended is told twice: as the Prefect state, and as a small file beside its
 same machine believes also while the Prefect API is away.
 """
 
+import atexit
+import gc
 import json
 import logging
 import os
@@ -37,6 +39,8 @@ def run_child(folder: str, role: str, body: Body) -> State:
     run = Run.open(folder)
     if PARENT_PID in os.environ:
         _redirect_output(output_file(run, role))
+        # Its end is waited for: spare it a last look through every object of torch, MLflow and Prefect.
+        atexit.register(gc.freeze)
     stop = threading.Event()
     parent = runtime.flow_run.parent_flow_run_id
     watch = StopWatch(stop, UUID(runtime.flow_run.id), parent=UUID(parent) if parent else None)
@@ -46,7 +50,7 @@ def run_child(folder: str, role: str, body: Body) -> State:
         logger.warning("%s stopped: %s", role, watch.reason)
     if watch.parent_died and parent:
         # Nobody else can say so: the parent was killed, and its own words ended with it.
-        settle(UUID(parent), Crashed(message="the process of this run is gone; continue it with `offbeat resume`"))
+        settle(UUID(parent), Crashed(message=f"its process is gone; continue with `offbeat resume {run.run_id}`"))
         settle(UUID(runtime.flow_run.id), state_of(ending))
         _leave()
     return state_of(ending)
