@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from offbeat.errors import LogDamaged, RegistryError
+from offbeat.errors import RegistryError
 from offbeat.ledger.retention import trim_resolved
 from offbeat.log import Log
 from offbeat.registry import Registry
@@ -54,11 +54,7 @@ def _retain(run: Run, store: Store, connect: Callable[[Run], Registry], check: C
 
 def _trim(run: Run, store: Store, log: Log, check: Check) -> dict[int, int]:
     needed = checkpoints.oldest_needed(run, store, check)
-    try:
-        return trim_resolved(log, needed, older_than_s=run.config.log.retention_s) if needed else {}
-    except LogDamaged as error:
-        logger.warning("nothing is trimmed: %s", error)
-        return {}
+    return trim_resolved(log, needed, older_than_s=run.config.log.retention_s) if needed else {}
 
 
 def _mark_stopped(store: Store) -> None:

@@ -7,7 +7,7 @@ waits behind a newer is left out.
 import logging
 import threading
 
-from offbeat.errors import CheckpointError, Fenced, LogDamaged, LogError, StoreError
+from offbeat.errors import CheckpointError, Fenced, LogError, StoreError
 from offbeat.ledger.retention import trim_resolved
 from offbeat.log import Log
 from offbeat.runs import Run
@@ -30,7 +30,7 @@ class Uploader:
         self._log = log
         self._epoch = epoch
         self._check = VerifiedOnce()
-        self._fatal: Fenced | LogDamaged | None = None
+        self._fenced: Fenced | None = None
         self._waiting: Checkpoint | None = None
         self._busy = False
         self._changed = threading.Condition()
@@ -39,22 +39,19 @@ class Uploader:
         self._thread.start()
 
     def submit(self, checkpoint: Checkpoint) -> None:
-        """Hand over a finished checkpoint; raises what ended the thread: Fenced by a newer trainer, or LogDamaged."""
+        """Hand over a finished checkpoint; raises Fenced when a newer trainer was found at work."""
         with self._changed:
-            if self._fatal:
-                raise self._fatal
+            if self._fenced:
+                raise self._fenced
             self._waiting = checkpoint
             self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until the newest submitted checkpoint is stored; raises StoreError when it is not by then.
-
-        Raises Fenced and LogDamaged as `submit` does.
-        """
+        """Wait until the newest submitted checkpoint is stored; raises StoreError when it is not by then, or Fenced."""
         with self._changed:
-            done = self._changed.wait_for(lambda: self._fatal or not (self._waiting or self._busy), timeout_s)
-            if self._fatal:
-                raise self._fatal
+            done = self._changed.wait_for(lambda: self._fenced or not (self._waiting or self._busy), timeout_s)
+            if self._fenced:
+                raise self._fenced
             if not done:
                 raise StoreError(f"the last checkpoint is not in the store after {timeout_s:.0f} s: {self.trouble}")
 
@@ -70,9 +67,9 @@ class Uploader:
             try:
                 checkpoints.upload(checkpoint, self._store, epoch=self._epoch)
                 self._keep_house()
-            except (Fenced, LogDamaged) as error:
+            except Fenced as error:
                 with self._changed:
-                    self._fatal = error
+                    self._fenced = error
                     self._changed.notify_all()
                 return
             except (StoreError, CheckpointError, OSError, LogError) as error:

@@ -158,8 +158,8 @@ def test_what_is_said_of_processes_that_are_gone_is_corrected(run: Run, store: S
     assert {said["progress"] for said in status.values()} == {7}
 
 
-def test_a_damaged_log_keeps_nothing_else_from_being_cleaned(run: Run, store: Store) -> None:
+def test_a_damaged_partition_keeps_nothing_else_from_being_cleaned(run: Run, store: Store) -> None:
     write_status(store, "trainer", {"phase": "working"})
-    (run.folder / "log" / "partition-001.db").unlink()
-    assert clean_up(run, refers_to()) == Cleanup(deleted=(1, 2, 3), trimmed={})
+    (run.folder / "log" / "partition-000.db").unlink()
+    assert clean_up(run, refers_to()) == Cleanup(deleted=(1, 2, 3), trimmed={1: 4})
     assert read_status(store)["trainer"]["phase"] == "stopped"

@@ -1,4 +1,4 @@
-"""Uploads in the background: what arrives, what is cleaned up behind it, and what ends the trainer."""
+"""Uploads in the background: what arrives, what is cleaned up behind it, and what ends them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.config import parse_config
-from offbeat.errors import Fenced, LogDamaged, StoreError, StoreUnavailable
+from offbeat.errors import Fenced, StoreError, StoreUnavailable
 from offbeat.ledger import Cursor, Resolved
 from offbeat.log import Entry, Log
 from offbeat.runs import Run
@@ -77,13 +77,15 @@ def test_a_newer_trainer_ends_this_one(run: Run, store: Store, uploader: Uploade
         uploader.submit(write(run, 3))
 
 
-def test_a_damaged_log_is_no_trouble_of_the_store_but_ends_the_trainer(run: Run, log: Log, uploader: Uploader) -> None:
+def test_a_damaged_log_keeps_no_checkpoint_from_the_store(
+    run: Run, store: Store, log: Log, uploader: Uploader, caplog: pytest.LogCaptureFixture
+) -> None:
     (run.folder / "log" / "partition-000.db").unlink()
     uploader.submit(write(run, 1))
-    with pytest.raises(LogDamaged, match=r"partition-000\.db"):
-        uploader.drain(DEADLINE_S)
-    with pytest.raises(LogDamaged):
-        uploader.submit(write(run, 2))
+    uploader.drain(DEADLINE_S)
+    assert checkpoints.stored_steps(store) == [1]
+    assert uploader.trouble == ""
+    assert "partition 0 is not trimmed: log file" in caplog.text
 
 
 def test_a_store_that_is_away_is_waited_for(
