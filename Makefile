@@ -78,4 +78,5 @@ else
 	    echo '  make install TORCH_INDEX=https://download.pytorch.org/whl/cpu'; }
 endif
 	$(BIN)/pip install -c constraints.txt -e '.[$(EXTRAS)]'
+	-@$(BIN)/offbeat prepare
 	@touch '$@'

@@ -4,6 +4,8 @@ How it ended is told twice: as the Prefect state, and as a small file beside its
 same machine believes also while the Prefect API is away.
 """
 
+import atexit
+import gc
 import json
 import logging
 import os
@@ -20,7 +22,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed
 from flows.states import settle
 from flows.supervisor import Ending
 from flows.watch import PARENT_PID, StopWatch, stopped_by_signals
-from offbeat.errors import ConfigError, NotReady, OffbeatError
+from offbeat.errors import ConfigError, LogDamaged, NotReady, OffbeatError
 from offbeat.runs import Run
 
 logger = logging.getLogger(__name__)
@@ -31,11 +33,14 @@ Body = Callable[[Run, threading.Event], None]
 def run_child(folder: str, role: str, body: Body) -> State:
     """Call `body` with the run and a stop event, and return the state that tells the truth of it.
 
-    A wrong configuration or machine ends as Failed with the name 'Refused': starting it again cannot help.
+    A wrong configuration or machine, or a damaged log, ends as Failed with the name 'Refused': starting it again cannot
+    help.
     """
     run = Run.open(folder)
     if PARENT_PID in os.environ:
         _redirect_output(output_file(run, role))
+        # Its end is waited for: spare it a last look through every object of torch, MLflow and Prefect.
+        atexit.register(gc.freeze)
     stop = threading.Event()
     parent = runtime.flow_run.parent_flow_run_id
     watch = StopWatch(stop, UUID(runtime.flow_run.id), parent=UUID(parent) if parent else None)
@@ -45,7 +50,7 @@ def run_child(folder: str, role: str, body: Body) -> State:
         logger.warning("%s stopped: %s", role, watch.reason)
     if watch.parent_died and parent:
         # Nobody else can say so: the parent was killed, and its own words ended with it.
-        settle(UUID(parent), Crashed(message="the process of this run is gone; continue it with `offbeat resume`"))
+        settle(UUID(parent), Crashed(message=f"its process is gone; continue with `offbeat resume {run.run_id}`"))
         settle(UUID(runtime.flow_run.id), state_of(ending))
         _leave()
     return state_of(ending)
@@ -85,7 +90,7 @@ def _called(run: Run, role: str, body: Body, stop: threading.Event) -> Ending:
         body(run, stop)
     except OffbeatError as error:
         logger.error("%s failed: %s: %s", role, type(error).__name__, error)
-        refused = isinstance(error, ConfigError | NotReady)
+        refused = isinstance(error, ConfigError | NotReady | LogDamaged)
         ending = Ending(outcome="refused" if refused else "failed", detail=f"{type(error).__name__}: {error}")
     except BaseException as error:
         _write_ending(run, role, Ending(outcome="failed", detail=f"{type(error).__name__}: {error}"))

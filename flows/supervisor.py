@@ -30,7 +30,7 @@ Progress = Mapping[str, Hashable]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a child ended. refused: its configuration or machine is wrong; killed: it ended without a word."""
+    """How a child ended. refused: its configuration, machine or log is wrong; killed: it ended without a word."""
 
     outcome: Outcome
     detail: str = ""

@@ -11,6 +11,7 @@
     │   └── ContractViolation    decoded, but not a trajectory that can be trained on
     ├── LogError
     │   ├── LogUnavailable       the backend does not answer, or has no room; trying again may help
+    │   ├── LogDamaged           what was written is gone or makes no sense; trying again cannot help
     │   ├── PositionOutOfRange   a read below the log's beginning
     │   ├── RecordTooLarge       one record above the backend's limit
     │   └── Fenced               a newer trainer has taken this run over
@@ -83,6 +84,10 @@ class LogError(OffbeatError):
 
 class LogUnavailable(LogError):
     """The log's backend does not answer or has no room; trying again may help."""
+
+
+class LogDamaged(LogError):
+    """What was written to the log is gone or makes no sense; trying again cannot help."""
 
 
 class PositionOutOfRange(LogError):

@@ -6,7 +6,7 @@ from offbeat.cli import clock  # The first of all, for it takes the time.
 import click
 
 from offbeat import __version__
-from offbeat.cli import bench, doctor, inspect, models, run, serve, sides, verify
+from offbeat.cli import bench, doctor, inspect, models, prepare, run, serve, sides, verify
 from offbeat.cli.options import OffbeatGroup
 
 __all__ = ["clock", "main"]
@@ -38,5 +38,6 @@ for _command in (
     sides.generator,
     sides.trainer,
     bench.bench,
+    prepare.prepare,
 ):
     main.add_command(_command)

@@ -45,7 +45,8 @@ def serve(home: Path, say: Say, *, prefect_port: int = 0, mlflow_port: int = 0) 
     with serving(home, say, prefect_port=prefect_port, mlflow_port=mlflow_port) as stack:
         say(f"Prefect  {stack.prefect.removesuffix('/api')}")
         say(f"MLflow   {stack.mlflow}")
-        say("start a run in the Prefect UI, or: prefect deployment run lifecycle/cartpole")
+        say("start a run in the Prefect UI, or in another terminal, with .venv activated:")
+        say(f"  PREFECT_API_URL={stack.prefect} prefect deployment run lifecycle/cartpole")
         with contextlib.suppress(KeyboardInterrupt):
             while True:
                 _check_all_alive(stack, home)

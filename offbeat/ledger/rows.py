@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from offbeat.errors import LogError
+from offbeat.errors import LogDamaged
 from offbeat.log import Entry, Record
 
 Fate = Literal["trained", "stale", "evicted", "quarantined", "duplicate"]
@@ -151,15 +151,15 @@ def row_entry(row: Row) -> Entry:
 
 
 def parse_row(record: Record) -> Row:
-    """A row as it was written; raises LogError naming the position of one that cannot be read."""
+    """A row as it was written; raises LogDamaged naming the position of one that cannot be read."""
     try:
         kind = _KINDS[record.headers["kind"]]
         data = json.loads(record.payload)
         return _parse_step(data) if kind is StepRow else kind(**data)
     except (KeyError, TypeError, ValueError) as error:
-        where = f"plan row at position {record.position}"
-        raise LogError(
-            f"{where} cannot be read ({error!r}); resume from a checkpoint after it, or restore the log"
+        raise LogDamaged(
+            f"the plan's row at position {record.position} cannot be read ({error!r});"
+            " put back a copy of the whole run folder, or start a new run; checkpoints and models are not affected"
         ) from error
 
 

@@ -11,6 +11,7 @@ from offbeat.registry import Registry
 from offbeat.runs import Run, read_status, write_status
 from offbeat.store import Store
 from offbeat.trainer import checkpoint as checkpoints
+from offbeat.trainer.checkpoint import Check, VerifiedOnce
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +29,10 @@ def clean_up(run: Run, connect: Callable[[Run], Registry]) -> Cleanup:
 
     While the registry is away nothing is deleted: what its versions refer to cannot be known.
     """
-    store, log = run.open_store(), run.open_log()
+    store, log, check = run.open_store(), run.open_log(), VerifiedOnce()
     try:
-        deleted = _retain(run, store, connect)
-        trimmed = _trim(run, log)
+        deleted = _retain(run, store, connect, check)
+        trimmed = _trim(run, store, log, check)
         _mark_stopped(store)
     finally:
         log.close()
@@ -39,7 +40,7 @@ def clean_up(run: Run, connect: Callable[[Run], Registry]) -> Cleanup:
     return Cleanup(deleted=tuple(deleted), trimmed=trimmed)
 
 
-def _retain(run: Run, store: Store, connect: Callable[[Run], Registry]) -> list[int]:
+def _retain(run: Run, store: Store, connect: Callable[[Run], Registry], check: Check) -> list[int]:
     if not checkpoints.list_checkpoints(run.checkpoints):
         return []
     try:
@@ -47,11 +48,12 @@ def _retain(run: Run, store: Store, connect: Callable[[Run], Registry]) -> list[
     except RegistryError as error:
         logger.warning("no checkpoint is deleted while the registry does not say what it refers to: %s", error)
         return []
-    return checkpoints.retain(run, store, keep=run.config.strategy.keep_checkpoints, referenced=referenced)
+    keep = run.config.strategy.keep_checkpoints
+    return checkpoints.retain(run, store, keep=keep, referenced=referenced, check=check)
 
 
-def _trim(run: Run, log: Log) -> dict[int, int]:
-    needed = checkpoints.oldest_needed(checkpoints.list_checkpoints(run.checkpoints))
+def _trim(run: Run, store: Store, log: Log, check: Check) -> dict[int, int]:
+    needed = checkpoints.oldest_needed(run, store, check)
     return trim_resolved(log, needed, older_than_s=run.config.log.retention_s) if needed else {}
 
 

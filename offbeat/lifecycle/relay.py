@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from offbeat.config import config_digest
-from offbeat.errors import LogUnavailable, RegistryError
+from offbeat.errors import LogError, RegistryError
 from offbeat.ledger import Outcome, read_outcomes
 from offbeat.lifecycle.lineage import git_revision
 from offbeat.registry import MetricRow, Registry
@@ -55,12 +55,12 @@ class MetricsRelay:
         self._lock = threading.RLock()
 
     def push(self) -> bool:
-        """Send what is new; False when MLflow or the log could not be reached, and nothing is lost."""
+        """Send what is new; False when MLflow or the log refused, and nothing is lost. Never ends its caller."""
         with self._lock:
             try:
                 self._read()
                 self.registry().log_metrics(self.mlflow_id(), [_row(outcome) for outcome in self._waiting])
-            except (RegistryError, LogUnavailable) as error:
+            except (RegistryError, LogError) as error:
                 self.num_failures += 1
                 logger.warning(
                     "metrics of %d steps wait (%d failures): %s", len(self._waiting), self.num_failures, error

@@ -27,7 +27,8 @@ def sample_trajectories(run: Run, *, limit: int) -> TrajectoryBatch | None:
                 batches.append(found.slice(max(0, len(found) - share), len(found)))
     finally:
         log.close()
-    return TrajectoryBatch.concat(batches) if batches else None
+    # With more generators than `limit`, one of each would be too many.
+    return TrajectoryBatch.concat(batches[:limit]) if batches else None
 
 
 def _newest(log: Log, partition: int, schema: pa.Schema) -> TrajectoryBatch | None:

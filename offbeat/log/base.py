@@ -42,7 +42,10 @@ class Record:
 
 
 class Log(Protocol):
-    """A partitioned, durable, append-only log. Every method may raise LogUnavailable."""
+    """A partitioned, durable, append-only log.
+
+    Every method may raise LogUnavailable, after which trying again may help, and LogDamaged, after which it cannot.
+    """
 
     @property
     def num_partitions(self) -> int:
@@ -71,7 +74,8 @@ class Log(Protocol):
         """Records at and after `position`, oldest first; empty when there are none yet.
 
         At least one record comes back where there is one, whatever `max_bytes`. With `payloads=False` each payload
-        is `b""`, where the backend can spare reading it. Raises PositionOutOfRange below `begin`.
+        is `b""`, where the backend can spare reading it. Raises PositionOutOfRange below `begin`, and LogDamaged where
+        the log ends before `position`: who knows a position got it from a log that was longer.
         """
 
     def begin(self, channel: Channel, partition: int) -> int:

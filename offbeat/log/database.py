@@ -1,17 +1,21 @@
-"""The SQLite file under a partition: made whole, opened alike everywhere, checkpointed aside, its errors explained.
+"""The SQLite files under the log: made whole and once, opened alike everywhere, checkpointed aside, errors explained.
+
+All files of a log are made together and never again, so a file that is missing later was lost, and nothing puts an
+empty one in its place.
 
 SQLite would move the write-ahead file into the main file inside whichever append crosses a limit, and that append
 would wait for the disk. Here a short-lived thread does it, with a connection of its own.
 """
 
-import os
+import errno
 import sqlite3
 import tempfile
 import threading
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from pathlib import Path
 
-from offbeat.errors import LogUnavailable
+from offbeat.errors import LogDamaged, LogUnavailable
 
 BUSY_TIMEOUT_S = 10.0
 CHECKPOINT_BYTES = 16 << 20
@@ -42,17 +46,44 @@ ADVICE = {
     "SQLITE_PERM": "make the file and its folder writable",
     "SQLITE_BUSY": "another process holds it; try again, or end that process",
     "SQLITE_IOERR": "check the disk and its free space",
-    "SQLITE_CORRUPT": "the file is damaged; resume from a copy, or start a new run",
-    "SQLITE_NOTADB": "the file is damaged or not ours; resume from a copy, or start a new run",
 }
+# Of fixed statements on a fixed schema, SQLITE_ERROR and the two after it can only mean that the schema is gone.
+DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "SQLITE_CONSTRAINT", "SQLITE_FORMAT")
+REMEDY = "put back a copy of the whole run folder, or start a new run; checkpoints and models are not affected"
+WRITE_AHEAD = b"\x02\x02"  # bytes 18 and 19 of every file that this module made
+
+
+class Nonsense(sqlite3.DatabaseError):
+    """A value that this module never wrote; treated like a page that SQLite itself finds damaged."""
+
+    sqlite_errorname = "SQLITE_CORRUPT"
+
+
+def make_files(folder: Path, names: Iterable[str]) -> None:
+    """Make a log's folder with all its files aside and move it into place, unless there is one already.
+
+    Whoever comes first wins, and nobody sees half of it. Raises sqlite3.Error and OSError.
+    """
+    folder = folder.resolve()
+    if folder.is_dir() and any(folder.iterdir()):
+        return
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as aside:
+        partial = Path(aside) / folder.name
+        partial.mkdir()
+        for name in names:
+            with closing(sqlite3.connect(partial / name, isolation_level=None)) as db:
+                db.executescript(CREATE)
+        try:
+            partial.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """A connection to the file, which is made when there is none; raises sqlite3.Error and OSError."""
-    if not path.exists():
-        _create(path)
-    db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    """A connection to a file that exists; raises sqlite3.Error."""
     # Bytes, so that a flipped byte in a text is ours to judge and no exception of the driver.
+    db = _connect(path, BUSY_TIMEOUT_S)
     db.text_factory = bytes
     try:
         db.executescript(CONFIGURE)
@@ -62,15 +93,22 @@ def open_database(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _create(path: Path) -> None:
-    """Make the database aside and link it into place: whoever comes first wins, and nobody sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        partial = Path(folder) / path.name
-        with closing(sqlite3.connect(partial, isolation_level=None)) as db:
-            db.executescript(CREATE)
-        with suppress(FileExistsError):
-            os.link(partial, path)
+def _connect(path: Path, timeout_s: float) -> sqlite3.Connection:
+    # By default SQLite would make an empty file where there is none.
+    address = f"{path.absolute().as_uri()}?mode=rw"
+    return sqlite3.connect(address, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+
+
+def identity(path: Path) -> tuple[int, int]:
+    """Which file this is, device and inode; raises LogDamaged when it is gone, OSError when it cannot be told."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        # Without the folder that holds the log's own, a disk is away and may come back.
+        if not path.parent.parent.is_dir():
+            raise
+        raise damaged(path, "the file is gone") from None
+    return found.st_dev, found.st_ino
 
 
 class Checkpointer:
@@ -102,7 +140,7 @@ def _checkpoint(path: Path) -> None:
 
     A failure loses nothing: the records stay where they are and the next checkpoint tries again.
     """
-    with suppress(sqlite3.Error), closing(sqlite3.connect(path, timeout=CHECKPOINT_TIMEOUT_S)) as db:
+    with suppress(sqlite3.Error), closing(_connect(path, CHECKPOINT_TIMEOUT_S)) as db:
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         db.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
@@ -112,12 +150,27 @@ def is_damage(error: sqlite3.Error) -> bool:
     return _error_name(error).startswith("SQLITE_CORRUPT")
 
 
+def translated(path: Path, place: str, error: sqlite3.Error | OSError) -> LogDamaged | LogUnavailable:
+    """The same error for the log's users: which file, where in it, and what to do."""
+    name = _error_name(error)
+    if name.startswith(DAMAGE):
+        return damaged(path, str(error), place)
+    if name.startswith("SQLITE_READONLY") and _forbids_writing(path):
+        return damaged(path, "its header says that it is no file of ours", place)
+    advice = ADVICE.get("_".join(name.split("_")[:2]), "check the disk, its free space and the rights on the folder")
+    return LogUnavailable(f"log file {path}{', ' if place else ''}{place}: {error}; {advice}")
+
+
+def damaged(path: Path, found: str, place: str = "") -> LogDamaged:
+    """What was found in (or instead of) a file of the log."""
+    return LogDamaged(f"log file {path}{', ' if place else ''}{place}: damaged: {found}; {REMEDY}")
+
+
+def _forbids_writing(path: Path) -> bool:
+    """Whether it is a damaged header that makes SQLite treat the file as read-only, and not the rights on it."""
+    with path.open("rb") as file:
+        return file.read(20)[18:] != WRITE_AHEAD
+
+
 def _error_name(error: Exception) -> str:
     return str(getattr(error, "sqlite_errorname", ""))
-
-
-def unavailable(path: Path, place: str, error: Exception) -> LogUnavailable:
-    """The same error for the log's users: which file, where in it, and what to do."""
-    family = "_".join(_error_name(error).split("_")[:2])
-    advice = ADVICE.get(family, "check the disk, its free space and the rights on the folder")
-    return LogUnavailable(f"log file {path}{', ' if place else ''}{place}: {error}; {advice}")

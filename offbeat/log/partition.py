@@ -2,7 +2,7 @@
 
 Positions are consecutive from 0 and never used twice: the next one follows the last row, or the persisted `begin`
 where trimming left none. A record that is damaged on disk comes back with empty headers or an empty payload
-instead of ending the stream.
+instead of ending the stream. A file that is lost, exchanged, or shorter than a reader knows it was, is LogDamaged.
 """
 
 import json
@@ -16,7 +16,16 @@ from typing import Any
 
 from offbeat.errors import LogUnavailable, PositionOutOfRange
 from offbeat.log.base import Channel, Entry, Record
-from offbeat.log.database import ADVICE, PAGE_BYTES, Checkpointer, is_damage, open_database, unavailable
+from offbeat.log.database import (
+    PAGE_BYTES,
+    Checkpointer,
+    Nonsense,
+    damaged,
+    identity,
+    is_damage,
+    open_database,
+    translated,
+)
 
 TRIM_ROWS = 64
 LARGEST_GAP = 1 << 16
@@ -41,6 +50,7 @@ class PartitionFile:
         self._partition = partition
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        self._identity = (0, 0)
         self._checkpointer = Checkpointer(path)
         self._closed = False
 
@@ -55,7 +65,10 @@ class PartitionFile:
         return first + len(headers)
 
     def read(self, position: int, max_records: int, max_bytes: int | None) -> list[Record]:
-        """Records at and after `position`; no payloads where `max_bytes` is None. Raises PositionOutOfRange."""
+        """Records at and after `position`; no payloads where `max_bytes` is None.
+
+        Raises PositionOutOfRange below `begin`, LogDamaged beyond `end`.
+        """
         with self._opened(f"position {position}") as db:
             try:
                 records = self._read_run(db, position, max_records, max_bytes)
@@ -66,6 +79,9 @@ class PartitionFile:
             # Asked after the rows, so that a trim in between is noticed and not taken for a gap.
             if position < (begin := _begin(db)):
                 raise PositionOutOfRange(f"{self._path}: got position {position}, expected {begin} or above")
+            # A reader's position was handed out by this partition once: records that it had are gone.
+            if not records and position > (end := _end(db)):
+                raise damaged(self._path, f"it ends at position {end}, but was longer", f"position {position}")
         return list(self._without_gaps(position, records))[:max_records]
 
     def begin(self) -> int:
@@ -156,9 +172,7 @@ class PartitionFile:
         """Positions are consecutive, so a missing one is a lost record: it comes back empty, to be accounted for."""
         for record in records:
             if record.position - position > LARGEST_GAP:
-                raise LogUnavailable(
-                    f"{self._path}: position {position} is followed by {record.position}; {ADVICE['SQLITE_CORRUPT']}"
-                )
+                raise damaged(self._path, f"followed by position {record.position}", f"position {position}")
             for lost in range(position, record.position):
                 yield self._record(lost, 0, b"", b"")
             yield record
@@ -170,11 +184,18 @@ class PartitionFile:
             if self._closed:
                 raise LogUnavailable(f"{self._path}: this log is closed; open it again")
             try:
-                if self._connection is None:
-                    self._connection = open_database(self._path)
-                yield self._connection
+                yield self._connected()
             except (sqlite3.Error, OSError) as error:
-                raise unavailable(self._path, place, error) from error
+                raise translated(self._path, place, error) from error
+
+    def _connected(self) -> sqlite3.Connection:
+        """The connection; raises LogDamaged when its file is no longer the one that others open under this name."""
+        found = identity(self._path)
+        if self._connection is None:
+            self._connection, self._identity = open_database(self._path), found
+        elif found != self._identity:
+            raise damaged(self._path, "another file was put in its place while this process used it")
+        return self._connection
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -189,7 +210,10 @@ class PartitionFile:
 
 
 def _begin(db: sqlite3.Connection) -> int:
-    return int(db.execute(BEGIN).fetchone()[0])
+    row = db.execute(BEGIN).fetchone()
+    if row is None or not isinstance(row[0], int):
+        raise Nonsense(f"got {row and row[0]!r} where the first position should stand")
+    return row[0]
 
 
 def _end(db: sqlite3.Connection) -> int:

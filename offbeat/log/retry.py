@@ -15,7 +15,7 @@ def retrying(
 ) -> T:
     """The operation's result, tried again with growing pauses until it comes or `stop` is set.
 
-    Raises the last LogUnavailable or StoreUnavailable once `stop` is set; any other error at once.
+    Raises the last LogUnavailable or StoreUnavailable once `stop` is set; any other error (LogDamaged) at once.
     """
     pause_s = FIRST_PAUSE_S
     while True:

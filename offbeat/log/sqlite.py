@@ -4,21 +4,24 @@
     <folder>/plan.db                the plan
     <folder>/quarantine.db          quarantined records
 
+All of them are made when the first is used, and never again: a file that is missing later is LogDamaged.
 An acknowledged append survives the death of any process; after a power cut the last moments may be missing
 (synchronous=NORMAL), never a record in the middle. What one file does is in offbeat.log.partition.
 """
 
+import sqlite3
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from offbeat.errors import LogError, RecordTooLarge
 from offbeat.log.base import Channel, Entry, Record
+from offbeat.log.database import make_files, translated
 from offbeat.log.partition import PartitionFile
 
 
 class SqliteLog:
-    """The log of one run under `folder`. Files are created and opened at first use; safe from several threads.
+    """The log of one run under `folder`. Files are made and opened at first use; safe from several threads.
 
     Not to be carried across a fork: open another one in the child.
     """
@@ -41,7 +44,7 @@ class SqliteLog:
         return self._max_record_bytes
 
     def append(self, channel: Channel, partition: int, entries: Sequence[Entry]) -> int:
-        """Append all entries in one transaction; raises RecordTooLarge, LogUnavailable (nothing written)."""
+        """Append all entries in one transaction, or nothing; raises RecordTooLarge, LogUnavailable, LogDamaged."""
         for entry in entries:
             if len(entry.payload) > self._max_record_bytes:
                 got, name = len(entry.payload), f"{channel}/{partition}"
@@ -61,7 +64,7 @@ class SqliteLog:
         max_bytes: int = 64 << 20,
         payloads: bool = True,
     ) -> list[Record]:
-        """Records at and after `position`, oldest first; raises PositionOutOfRange below `begin`."""
+        """Records at and after `position`; raises PositionOutOfRange below `begin`, LogDamaged beyond `end`."""
         return self._file(channel, partition).read(position, max_records, max_bytes if payloads else None)
 
     def begin(self, channel: Channel, partition: int) -> int:
@@ -96,6 +99,19 @@ class SqliteLog:
         count = self._num_partitions if channel == "trajectories" else 1
         if not 0 <= partition < count:
             raise LogError(f"log partition: got {channel}/{partition}, expected 0 to {count - 1}")
-        name = f"partition-{partition:03d}.db" if channel == "trajectories" else f"{channel}.db"
+        path = self._folder / _name(channel, partition)
         with self._lock:
-            return self._files.setdefault((channel, partition), PartitionFile(self._folder / name, channel, partition))
+            self._make(path)
+            return self._files.setdefault((channel, partition), PartitionFile(path, channel, partition))
+
+    def _make(self, wanted: Path) -> None:
+        """Make the whole log when there is none yet."""
+        names = [_name("trajectories", partition) for partition in range(self._num_partitions)]
+        try:
+            make_files(self._folder, [*names, _name("plan", 0), _name("quarantine", 0)])
+        except (sqlite3.Error, OSError) as error:
+            raise translated(wanted, "", error) from error
+
+
+def _name(channel: Channel, partition: int) -> str:
+    return f"partition-{partition:03d}.db" if channel == "trajectories" else f"{channel}.db"

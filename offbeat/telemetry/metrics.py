@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from offbeat.telemetry.gpu import gpu_utilization
 from offbeat.telemetry.histogram import Distribution
 from offbeat.telemetry.rates import BusyRatio, Clock, Values, WindowRate
 
@@ -28,7 +29,7 @@ Snapshot = dict[str, float | int | None]
 
 
 class ProcessMetrics(Collector):
-    """What both sides show: their rates, the version they hold, and the transfers of weights."""
+    """What both sides show: rates, the version they hold, transfers of weights, and how busy their GPUs are."""
 
     def __init__(self, *, window_s: float = 30.0, clock: Clock = time.monotonic) -> None:
         self._samples = WindowRate(window_s, clock=clock)
@@ -71,6 +72,12 @@ class ProcessMetrics(Collector):
         yield GaugeMetricFamily("offbeat_policy_version", "Newest policy version held.", self._policy_version)
         yield CounterMetricFamily("offbeat_restarts", "Restarts of this process in this run.", self._restarts)
         yield self._sync.family()
+        gpus = GaugeMetricFamily(
+            "offbeat_gpu_utilization_ratio", "Share of time the device computes.", labels=["device"]
+        )
+        for device, ratio in gpu_utilization().items():
+            gpus.add_metric([device], ratio)
+        yield gpus
 
     def snapshot(self) -> Snapshot:
         """Everything as one flat object; a number that does not exist yet, or is not finite, is None."""
@@ -94,7 +101,6 @@ class TrainerMetrics(ProcessMetrics):
         self._pending = 0
         self._duplicates = 0
         self._fates = {"trained": 0, "stale": 0, "evicted": 0, "quarantined": 0}
-        self._gpu: dict[str, float] = {}
         self._known_staleness_max = 0
         self._age = Distribution(
             "offbeat_trajectory_age_seconds", "Last action to optimiser step.", buckets=AGE_BUCKETS_S
@@ -142,10 +148,6 @@ class TrainerMetrics(ProcessMetrics):
         """Report how many records wait unread on the log."""
         self._log_lag = records
 
-    def set_gpu_utilization(self, ratio: float, *, device: str) -> None:
-        """Report a device's share of computing time, 0 to 1; only devices that were reported are shown."""
-        self._gpu = {**self._gpu, device: ratio}
-
     @property
     def staleness_max(self) -> int:
         """Largest staleness that was ever trained on in this run, in versions."""
@@ -170,12 +172,6 @@ class TrainerMetrics(ProcessMetrics):
         yield CounterMetricFamily(
             "offbeat_duplicate_trajectories", "Trajectories seen again and not counted.", self._duplicates
         )
-        gpu = GaugeMetricFamily(
-            "offbeat_gpu_utilization_ratio", "Share of time the device computes.", labels=["device"]
-        )
-        for device, ratio in self._gpu.items():
-            gpu.add_metric([device], ratio)
-        yield gpu
         yield from (part.family() for part in (self._age, self._latency, self._staleness))
 
     def snapshot(self) -> Snapshot:

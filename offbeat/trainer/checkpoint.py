@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ PREFIX = "checkpoints/"
 LATEST = "checkpoints/latest.json"
 PIN_PREFIX = "pins/"
 FOLDER = re.compile(r"^step-(\d{9,})$")
+
+Check = Callable[[Path], list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +141,34 @@ def verify(folder: Path) -> list[str]:
         elif (got := file_md5(folder / name)) != expected:
             faults.append(f"{folder / name}: MD5 is {got}, expected {expected}")
     return faults
+
+
+class VerifiedOnce:
+    """`verify` for what only decides on keeping and deleting: what was found valid is not hashed again.
+
+    It stays valid while size, modification time and inode of every file are the same. A byte that rots in place
+    changes none of them; `verify` finds it, here and wherever a checkpoint is used.
+    """
+
+    def __init__(self) -> None:
+        self._valid: dict[Path, dict[str, tuple[int, int, int]]] = {}
+
+    def __call__(self, folder: Path) -> list[str]:
+        """One line per fault, as `verify`."""
+        # Taken before the bytes are read, so that a change meanwhile is noticed the next time.
+        found = {str(path): _looks(path) for path in folder.rglob("*")}
+        if self._valid.get(folder) == found:
+            return []
+        self._valid = {known: looks for known, looks in self._valid.items() if known != folder and known.exists()}
+        faults = verify(folder)
+        if not faults:
+            self._valid[folder] = found
+        return faults
+
+
+def _looks(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
@@ -262,13 +292,14 @@ def pinned(store: Store) -> set[int]:
     return {int(json.loads(store.get(info.key))["step"]) for info in store.list(PIN_PREFIX)}
 
 
-def retain(run: Run, store: Store, *, keep: int, referenced: Iterable[int] = ()) -> list[int]:
+def retain(run: Run, store: Store, *, keep: int, referenced: Iterable[int] = (), check: Check = verify) -> list[int]:
     """Delete all but the newest `keep` valid checkpoints, here and in the store; never a referenced or pinned one.
 
-    Returns the steps deleted. A damaged checkpoint does not count among the kept ones and is deleted with the old.
+    Returns the steps deleted. check: finds the faults of a folder. A damaged checkpoint does not count among the kept
+    ones and is deleted with the old.
     """
     held = set(referenced) | pinned(store)
-    valid = [checkpoint.step for checkpoint in list_checkpoints(run.checkpoints) if not verify(checkpoint.folder)]
+    valid = [checkpoint.step for checkpoint in list_checkpoints(run.checkpoints) if not check(checkpoint.folder)]
     known = sorted({*valid, *stored_steps(store)})
     surviving = set(known[-keep:]) | held
     deleted = []
@@ -291,7 +322,18 @@ def _delete(run: Run, store: Store, step: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def oldest_needed(checkpoints: Sequence[Checkpoint]) -> Resolved | None:
-    """The plan state of the oldest kept checkpoint: nothing on the log after it may be trimmed."""
-    valid = [checkpoint for checkpoint in checkpoints if not verify(checkpoint.folder)]
-    return valid[0].resolved if valid else None
+def oldest_needed(run: Run, store: Store, check: Check = verify) -> Resolved | None:
+    """The plan state of the oldest checkpoint kept here or in the store: nothing on the log after it may be trimmed.
+
+    None when there is no checkpoint. A state that cannot be read needs the whole log.
+    """
+    local = {found.step: found for found in list_checkpoints(run.checkpoints) if not check(found.folder)}
+    oldest = min([*local, *stored_steps(store)], default=None)
+    if oldest is None:
+        return None
+    if oldest in local:
+        return local[oldest].resolved
+    try:
+        return Resolved.from_json(json.loads(store.get(f"{PREFIX}{folder_name(oldest)}/state.json"))["resolved"])
+    except (ObjectNotFound, ValueError, KeyError, TypeError):
+        return Resolved()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.errors import LogUnavailable
+from offbeat.errors import LogError
 from offbeat.ledger import Outcome
 from offbeat.log import Log
 from offbeat.runs import Run, write_status
@@ -147,7 +147,7 @@ class TrainerReport:
         try:
             if self._feed.intake is not None:
                 self.metrics.set_log_lag(self._feed.intake.lag())
-        except LogUnavailable as error:
+        except LogError as error:
             self.trouble = str(error)
         write_status(self._store, "trainer", self.status())
 

@@ -7,13 +7,13 @@ waits behind a newer is left out.
 import logging
 import threading
 
-from offbeat.errors import CheckpointError, Fenced, LogError, StoreError, StoreUnavailable
+from offbeat.errors import CheckpointError, Fenced, LogError, StoreError
 from offbeat.ledger.retention import trim_resolved
 from offbeat.log import Log
 from offbeat.runs import Run
 from offbeat.store import Store
 from offbeat.trainer import checkpoint as checkpoints
-from offbeat.trainer.checkpoint import Checkpoint
+from offbeat.trainer.checkpoint import Checkpoint, VerifiedOnce
 
 logger = logging.getLogger(__name__)
 RETRY_S = 2.0
@@ -29,6 +29,7 @@ class Uploader:
         self._store = store
         self._log = log
         self._epoch = epoch
+        self._check = VerifiedOnce()
         self._fenced: Fenced | None = None
         self._waiting: Checkpoint | None = None
         self._busy = False
@@ -46,7 +47,7 @@ class Uploader:
             self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until the newest submitted checkpoint is stored; raises StoreError when it is not by then."""
+        """Wait until the newest submitted checkpoint is stored; raises StoreError when it is not by then, or Fenced."""
         with self._changed:
             done = self._changed.wait_for(lambda: self._fenced or not (self._waiting or self._busy), timeout_s)
             if self._fenced:
@@ -71,7 +72,7 @@ class Uploader:
                     self._fenced = error
                     self._changed.notify_all()
                 return
-            except (StoreUnavailable, StoreError, CheckpointError, OSError, LogError) as error:
+            except (StoreError, CheckpointError, OSError, LogError) as error:
                 self._failed(checkpoint, error)
             else:
                 with self._changed:
@@ -99,7 +100,7 @@ class Uploader:
 
     def _keep_house(self) -> None:
         config = self._run.config
-        checkpoints.retain(self._run, self._store, keep=config.strategy.keep_checkpoints)
-        oldest = checkpoints.oldest_needed(checkpoints.list_checkpoints(self._run.checkpoints))
+        checkpoints.retain(self._run, self._store, keep=config.strategy.keep_checkpoints, check=self._check)
+        oldest = checkpoints.oldest_needed(self._run, self._store, self._check)
         if oldest is not None:
             trim_resolved(self._log, oldest, older_than_s=config.log.retention_s)

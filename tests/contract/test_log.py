@@ -10,7 +10,7 @@ from subprocess import Popen
 
 import pytest
 
-from offbeat.errors import LogError, LogUnavailable, PositionOutOfRange, RecordTooLarge
+from offbeat.errors import LogDamaged, LogError, LogUnavailable, PositionOutOfRange, RecordTooLarge
 from offbeat.log import CHANNELS, Entry, Log, Record, open_log
 
 MAX_RECORD_BYTES = 100_000
@@ -121,10 +121,11 @@ def test_reading_moves_nothing(log: Log) -> None:
     assert log.read("trajectories", 0, 0) == log.read("trajectories", 0, 0)
 
 
-def test_reading_at_and_beyond_the_end_is_empty(log: Log) -> None:
+def test_reading_at_the_end_is_empty_and_beyond_it_is_damage(log: Log) -> None:
     end = log.append("trajectories", 0, entries(b"a"))
     assert log.read("trajectories", 0, end) == []
-    assert log.read("trajectories", 0, end + 1000) == []
+    with pytest.raises(LogDamaged, match=f"position {end + 1000}.* ends at position {end}"):
+        log.read("trajectories", 0, end + 1000)
 
 
 def test_appending_nothing_writes_nothing(log: Log) -> None:

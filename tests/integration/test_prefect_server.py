@@ -1,15 +1,19 @@
 """A Prefect server of our own: it answers, and it never outlives whoever started it."""
 
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from conftest import until
 
+from offbeat.cli import main
 from offbeat.cli.prefect_server import free_port, prefect_api
 from offbeat.errors import ConfigError, NotReady
 
@@ -57,6 +61,24 @@ def test_a_server_ends_when_its_owner_is_killed(tmp_path: Path, number: signal.S
         os.kill(owner.pid, number)
         owner.wait()
     until(lambda: not answers(port), "the server to end", deadline_s=60)
+
+
+def test_a_server_starts_from_the_prepared_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = tmp_path / "share" / "empty.db"
+    monkeypatch.setattr("offbeat.cli.prefect_server.template_path", lambda: template)
+    done = CliRunner().invoke(main, ["prepare"])
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (0, "", 1)
+    assert list(template.parent.iterdir()) == [template]
+    tables = tables_of(template)
+    assert "flow_run" in tables
+    with prefect_api(tmp_path / "home") as url:
+        assert httpx.get(f"{url}/health", timeout=10).status_code == 200
+    assert tables_of(tmp_path / "home" / "prefect" / "prefect.db") == tables
+
+
+def tables_of(database: Path) -> set[str]:
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
 def test_a_given_address_is_checked_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

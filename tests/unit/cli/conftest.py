@@ -16,7 +16,7 @@ from offbeat.trajectory import RecordHeaders
 
 @pytest.fixture
 def home(tmp_path) -> Path:
-    return tmp_path / "runs"
+    return tmp_path / "läufe x"
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from offbeat.errors import Fenced, LogError
+from offbeat.errors import Fenced, LogDamaged
 from offbeat.ledger import Cursor, Drop, Event, Outcome, PlanView, PlanWriter, Resolved, Segment, StepRow, Totals
 from offbeat.ledger.rows import EpochRow, parse_row, row_entry
 from offbeat.log import Entry, open_log
@@ -61,7 +61,7 @@ def test_rows_come_back_as_they_were(log, row):
 
 def test_unreadable_row_is_named_by_position(log):
     log.append("plan", 0, [Entry(headers={"kind": "step", "epoch": "1"}, payload=b"{")])
-    with pytest.raises(LogError, match="position"):
+    with pytest.raises(LogDamaged, match="plan's row at position 0 cannot be read"):
         PlanView().advance(log)
 
 

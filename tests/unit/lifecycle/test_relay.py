@@ -80,3 +80,12 @@ def test_what_mlflow_did_not_take_is_sent_when_it_is_back(run: Run) -> None:
     assert (registry.sent, relay.num_failures) == ([1, 2], 2)
     assert relay.last is not None
     assert relay.last.step == 2
+
+
+def test_a_damaged_log_does_not_end_the_one_who_watches(run: Run) -> None:
+    relay = MetricsRelay(run, lambda _: FakeRegistry(), tags={})  # type: ignore[arg-type,return-value]
+    finish(run, 1)
+    (run.folder / "log" / "plan.db").unlink()
+    assert not relay.push()
+    assert relay.num_failures == 1
+    relay.close()

@@ -1,5 +1,6 @@
 """Checkpoints: written whole, every damage named, the newest valid one found, old ones let go."""
 
+import os
 import shutil
 import subprocess
 
@@ -182,3 +183,95 @@ def test_stored_copy_that_arrives_damaged_is_an_error(run, store, monkeypatch):
     monkeypatch.setattr(checkpoints, "compare_with_store", lambda *_: ["state.json: MD5 is 1, expected 2"])
     with pytest.raises(StoreError, match="arrived damaged"):
         checkpoints.upload(made, store, epoch=1)
+
+
+@pytest.fixture
+def hashed(monkeypatch):
+    """Names of the files that were hashed since it was last cleared."""
+    names = []
+    original = checkpoints.file_md5
+    monkeypatch.setattr(checkpoints, "file_md5", lambda path: names.append(path.name) or original(path))
+    return names
+
+
+def test_what_was_verified_once_is_not_hashed_again_while_its_files_are_the_same(run, store, hashed):
+    check = checkpoints.VerifiedOnce()
+    for step in (1, 2):
+        write(run, step)
+    hashed.clear()
+    assert checkpoints.retain(run, store, keep=5, check=check) == []
+    assert sorted(hashed) == sorted(["optimizer.safetensors", "policy.safetensors", "state.json"] * 2)
+    hashed.clear()
+    third = write(run, 3)
+    hashed.clear()
+    assert checkpoints.retain(run, store, keep=5, check=check) == []
+    assert checkpoints.oldest_needed(run, store, check) == state(1)
+    assert sorted(hashed) == ["optimizer.safetensors", "policy.safetensors", "state.json"]
+    hashed.clear()
+    assert checkpoints.verify(third.folder) == []
+    assert len(hashed) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "state.json").write_text("{}"),
+        lambda folder: (folder / "policy" / "policy.safetensors").write_bytes(b"weightz"),
+        lambda folder: (folder / "optimizer.safetensors").unlink(),
+        lambda folder: (folder / "extra").touch(),
+        lambda folder: (folder / "MANIFEST.md5").unlink(),
+    ],
+    ids=["size", "time", "missing", "added", "manifest"],
+)
+def test_a_change_of_a_verified_checkpoint_is_noticed_and_so_is_its_repair(run, tmp_path, change):
+    check = checkpoints.VerifiedOnce()
+    folder = write(run, 1).folder
+    shutil.copytree(folder, tmp_path / "copy")
+    assert check(folder) == []
+    change(folder)
+    assert len(check(folder)) == len(check(folder)) == 1
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "copy", folder)
+    assert check(folder) == []
+
+
+def test_a_byte_that_rots_in_place_is_found_by_verify_alone(run):
+    check = checkpoints.VerifiedOnce()
+    folder = write(run, 1).folder
+    assert check(folder) == []
+    file = folder / "optimizer.safetensors"
+    before = file.stat()
+    file.write_bytes(b"momentz")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert check(folder) == []
+    assert len(checkpoints.verify(folder)) == 1
+
+
+def test_nothing_is_remembered_of_a_checkpoint_that_is_deleted(run, hashed):
+    check = checkpoints.VerifiedOnce()
+    folder = write(run, 1).folder
+    check(folder)
+    shutil.rmtree(folder)
+    (fault,) = check(folder)
+    assert "no readable MANIFEST.md5" in fault
+    hashed.clear()
+    check(write(run, 1).folder)
+    assert hashed.count("state.json") == 2  # once sealed, once verified
+
+
+def test_the_log_is_needed_from_the_oldest_valid_checkpoint_on(run, store):
+    assert checkpoints.oldest_needed(run, store) is None
+    for step in (1, 2, 3):
+        write(run, step)
+    (run.checkpoints / "step-000000001" / "state.json").write_text("{}")
+    assert checkpoints.oldest_needed(run, store) == state(2)
+
+
+def test_the_log_is_needed_for_a_checkpoint_that_only_the_store_keeps(run, store):
+    made = write(run, 1)
+    checkpoints.upload(made, store, epoch=1)
+    shutil.rmtree(made.folder)
+    write(run, 2)
+    assert checkpoints.oldest_needed(run, store) == state(1)
+    store.put("checkpoints/step-000000001/state.json", b"{")
+    assert checkpoints.oldest_needed(run, store) == Resolved()
