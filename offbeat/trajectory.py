@@ -31,9 +31,9 @@ def column(name: str, dtype: pa.DataType, shape: Sequence[int] = (), *, finite: 
     return pa.field(name, stored, nullable=False, metadata=metadata)
 
 
-def ragged(name: str, dtype: pa.DataType, *, finite: bool = False) -> pa.Field:
-    """A column that holds a list of any length per trajectory."""
-    metadata = {"shape": "null", "finite": "1" if finite else "0"}
+def ragged(name: str, dtype: pa.DataType, *, finite: bool = False, along: str = "") -> pa.Field:
+    """A column that holds a list of any length per trajectory; `along`: a column whose lists are just as long."""
+    metadata = {"shape": "null", "finite": "1" if finite else "0", "along": along}
     return pa.field(name, pa.list_(pa.field("item", dtype, nullable=False)), nullable=False, metadata=metadata)
 
 
@@ -283,6 +283,8 @@ def check_contract(batch: TrajectoryBatch, headers: RecordHeaders) -> None:
     for field in batch.data.schema:
         if field.metadata[b"finite"] == b"1":
             _check_finite(batch, field)
+        if other := field.metadata.get(b"along", b"").decode():
+            _check_lengths(batch, field.name, other)
     if "group_id" in batch.data.schema.names:
         _check_groups(batch)
 
@@ -309,6 +311,13 @@ def _check_finite(batch: TrajectoryBatch, field: pa.Field) -> None:
     values = batch.ragged(field.name)[0] if column_shape(field) is None else batch.numpy(field.name)
     if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
         raise ContractViolation(f"column {field.name!r}: {int((~finite).sum())} values are NaN or infinite")
+
+
+def _check_lengths(batch: TrajectoryBatch, name: str, other: str) -> None:
+    lengths, expected = (np.diff(batch.ragged(column)[1]) for column in (name, other))
+    if (wrong := np.flatnonzero(lengths != expected)).size:
+        got = f"{lengths[wrong[0]]}, expected the {expected[wrong[0]]} of {other!r}"
+        raise ContractViolation(f"column {name!r}: the length of {wrong.size} trajectories is off, the first {got}")
 
 
 def _check_groups(batch: TrajectoryBatch) -> None:

@@ -19,7 +19,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from offbeat.config.models import ControlConfig
+from offbeat.config import ControlConfig
 from offbeat.errors import ConfigError
 from offbeat.workloads.control.columns import Spaces
 from offbeat.workloads.control.spaces import read_spaces

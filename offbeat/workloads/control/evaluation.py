@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from offbeat.config.models import ControlConfig
+from offbeat.config import ControlConfig
 from offbeat.errors import EvaluationError, WorkloadError
 from offbeat.workloads.base import Scores
 from offbeat.workloads.control.columns import Spaces

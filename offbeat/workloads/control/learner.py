@@ -10,7 +10,6 @@ never older than the parameters, and no extra pass over the batch is paid for. A
 state, the batch and the seed, bit for bit, on one machine with one thread count.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,6 +27,7 @@ from offbeat.algorithms.schedules import learning_rate
 from offbeat.config.models import RunConfig
 from offbeat.errors import CheckpointError
 from offbeat.trajectory import TrajectoryBatch
+from offbeat.workloads.adam_state import adam_tensors, check_adam_tensors, digest_of, load_adam_tensors
 from offbeat.workloads.base import Weights
 from offbeat.workloads.control.columns import Spaces
 from offbeat.workloads.control.policy import load_actor_critic, make_actor_critic, save_actor_critic
@@ -36,7 +36,6 @@ from offbeat.workloads.control.unrolls import Unrolls, unrolls_of
 
 FORMAT = "offbeat-control-learner-1"
 MAX_REWARD = 10.0  # Deviations; scaled rewards are clipped to this.
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class ControlLearner:
@@ -82,11 +81,7 @@ class ControlLearner:
 
     def digest(self) -> str:
         """BLAKE2b over every parameter, buffer, optimiser value and the step, in a fixed order."""
-        digest = hashlib.blake2b(str(self._steps).encode(), digest_size=32)
-        for name, tensor in sorted({**self._policy.state_dict(), **self._learner_tensors()}.items()):
-            digest.update(name.encode())
-            digest.update(memoryview(tensor.detach().cpu().contiguous().view(-1).numpy()))
-        return digest.hexdigest()
+        return digest_of(self._steps, {**self._policy.state_dict(), **self._learner_tensors()})
 
     def save(self, folder: Path) -> None:
         """Write `policy/`, `optimizer.safetensors` and `learner.json`."""
@@ -198,37 +193,20 @@ class ControlLearner:
         )
 
     def _learner_tensors(self) -> dict[str, Tensor]:
-        state = self._optimizer.state
-        tensors = {
-            f"{moment}/{name}": state[parameter][moment]
-            for name, parameter in zip(self._names, self._parameters, strict=True)
-            if parameter in state
-            for moment in MOMENTS
-        }
+        tensors = adam_tensors(self._optimizer, self._names, self._parameters)
         if self._rewards is not None:
             tensors |= {f"rewards/{name}": tensor for name, tensor in self._rewards.state_dict().items()}
         return tensors
 
     def _take_over(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        # Adam has no state before its first update.
-        rewards = {} if self._rewards is None else {f"rewards/{name}": () for name in self._rewards.state_dict()}
-        moments = {
-            f"{moment}/{name}": () if moment == "step" else tuple(parameter.shape)
-            for name, parameter in zip(self._names, self._parameters, strict=True)
-            for moment in MOMENTS
-        }
-        if shapes not in (rewards, rewards | moments):
-            raise CheckpointError(f"{folder}: optimizer.safetensors does not hold this learner's state")
+        expected = {} if self._rewards is None else {f"rewards/{name}": name for name in self._rewards.state_dict()}
+        if missing := sorted(expected.keys() - tensors.keys()):
+            raise CheckpointError(f"{folder}: optimizer.safetensors lacks {', '.join(missing)}")
+        moments = {name: tensor for name, tensor in tensors.items() if name not in expected}
+        check_adam_tensors(moments, self._names, self._parameters, folder)
         if self._rewards is not None:
-            self._rewards.load_state_dict({name.removeprefix("rewards/"): tensors[name] for name in rewards})
-        state: dict[int, dict[str, Tensor]] = {}
-        if shapes.keys() != rewards.keys():
-            state = {
-                index: {moment: tensors[f"{moment}/{name}"] for moment in MOMENTS}
-                for index, name in enumerate(self._names)
-            }
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
+            self._rewards.load_state_dict({name: tensors[key] for key, name in expected.items()})
+        load_adam_tensors(self._optimizer, moments, self._names, self._parameters)
 
 
 def _metrics(loss: AppoLoss, norm: Tensor, explained_variance: Tensor, applied: bool) -> dict[str, float]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from offbeat.config.models import PolicyConfig
+from offbeat.config import PolicyConfig
 from offbeat.errors import UnsupportedSpace
 from offbeat.workloads.control.columns import Spaces
 

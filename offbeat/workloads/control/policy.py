@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from offbeat.config.models import PolicyConfig
+from offbeat.config import PolicyConfig
 from offbeat.errors import CheckpointError, OffbeatError, WorkloadError
 from offbeat.workloads.base import Weights
 from offbeat.workloads.control.columns import Discrete, Spaces, action_document, action_from_document

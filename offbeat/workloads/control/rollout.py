@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pyarrow as pa
 
-from offbeat.config.models import ControlConfig
+from offbeat.config import ControlConfig
 from offbeat.errors import ConfigError, WorkloadError
 from offbeat.trajectory import TrajectoryBatch
 from offbeat.workloads.base import Policy

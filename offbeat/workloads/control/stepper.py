@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from offbeat.config.models import ControlConfig
+from offbeat.config import ControlConfig
 from offbeat.errors import WorkloadError
 from offbeat.workloads.control.buffers import Unroll
 from offbeat.workloads.control.columns import Spaces

@@ -81,7 +81,9 @@ def _make(config: RunConfig, workload: LanguageConfig, folder: Path) -> dict[str
     return measures
 
 
-def _warmed_up(config: RunConfig, workload: LanguageConfig, split: Split, model: Any, tokenizer: Any) -> dict[str, float]:
+def _warmed_up(
+    config: RunConfig, workload: LanguageConfig, split: Split, model: Any, tokenizer: Any
+) -> dict[str, float]:
     if not workload.model.warm_up.steps:
         return {}
     return warm_up(model, tokenizer, split.train, workload, seed=config.seed, device=config.training.device)

@@ -1,9 +1,9 @@
 """The columns of a completion on the log. The rows of a group stand side by side and share its oldest version.
 
-    prompt_ids      what the model was given            completion_ids  what it wrote, the end token included
-    logprobs        of each written token, under the distribution that it was really sampled from
-    token_versions  policy version that sampled each token
-    reward          weighted sum, NaN where no reward could be had      rewards  of each function
+prompt_ids      what the model was given            completion_ids  what it wrote, the end token included
+logprobs        of each written token, under the distribution that it was really sampled from
+token_versions  policy version that sampled each token
+reward          weighted sum, NaN where no reward could be had      rewards  of each function
 """
 
 import pyarrow as pa

@@ -99,15 +99,18 @@ def make_prompts(
 def token_ids(given: str | Messages, config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """A prompt's token ids, through the chat template where it is a conversation."""
     if isinstance(given, str):
-        ids: list[int] = tokenizer(given, add_special_tokens=True, truncation=False, verbose=False)["input_ids"]
-        return ids
+        return _encoded(tokenizer, given, special=True)
     if config.chat_template == "auto" and tokenizer.chat_template:
         text = tokenizer.apply_chat_template(
             given, tokenize=False, add_generation_prompt=True, **config.chat_template_kwargs
         )
     else:
         text = plain_conversation(given)
-    ids = tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+    return _encoded(tokenizer, text, special=False)
+
+
+def _encoded(tokenizer: "PreTrainedTokenizerBase", text: str, *, special: bool) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=special, truncation=False, verbose=False)["input_ids"]
     return ids
 
 

@@ -69,7 +69,7 @@ def _from_jsonl(path: Path) -> list[Row]:
 
 def _from_parquet(path: Path) -> list[Row]:
     import pyarrow as pa
-    import pyarrow.parquet as parquet
+    from pyarrow import parquet
 
     try:
         rows: list[Row] = parquet.read_table(path).to_pylist()

@@ -16,7 +16,7 @@ SPECIAL = (PAD, END, UNKNOWN)
 
 
 def train_tokenizer(texts: Iterable[str], config: MadeModelConfig) -> "PreTrainedTokenizerFast":
-    """A tokenizer of characters, or a byte-level BPE of at most `vocabulary_size` tokens; the same for the same texts."""
+    """A tokenizer of characters, or byte-level BPE of at most `vocabulary_size` tokens; equal for equal texts."""
     from transformers import PreTrainedTokenizerFast
 
     made = _of_characters(texts) if config.tokenizer == "characters" else _bpe(texts, config.vocabulary_size)

@@ -50,10 +50,16 @@ def warm_up(
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
-    return {"warm_up_steps": float(config.steps), "warm_up_examples": float(len(examples)), "warm_up_loss": float(loss)}
+    return {
+        "warm_up_steps": float(config.steps),
+        "warm_up_examples": float(len(examples)),
+        "warm_up_loss": float(loss.detach()),
+    }
 
 
-def _examples(tokenizer: Any, rows: Sequence[tuple[int, Row]], workload: LanguageConfig) -> list[tuple[list[int], list[int]]]:
+def _examples(
+    tokenizer: Any, rows: Sequence[tuple[int, Row]], workload: LanguageConfig
+) -> list[tuple[list[int], list[int]]]:
     column = workload.model.warm_up.completion_column
     solved = [(index, row) for index, row in rows if isinstance(row.get(column), str)]
     if not solved:

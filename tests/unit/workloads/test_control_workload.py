@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from offbeat.config import RunConfig
-from offbeat.config.models import ControlConfig
+from offbeat.config import ControlConfig, RunConfig
 from offbeat.errors import CheckpointError, ConfigError
 from offbeat.workloads import open_workload
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from offbeat.config.models import PolicyConfig
+from offbeat.config import PolicyConfig
 from offbeat.errors import CheckpointError, WorkloadError
 from offbeat.workloads.control.columns import Box, Discrete, Spaces
 from offbeat.workloads.control.policy import make_actor_critic, save_actor_critic

@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 
-from offbeat.config.models import ControlConfig
+from offbeat.config import ControlConfig
 from offbeat.workloads.control.columns import control_schema
 from offbeat.workloads.control.environment import probe_spaces
 from offbeat.workloads.control.rollout import ControlRollout

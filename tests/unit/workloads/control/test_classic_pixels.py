@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from offbeat.config.models import ControlConfig
+from offbeat.config import ControlConfig
 from offbeat.errors import ConfigError
 from offbeat.workloads.control.classic_pixels import make
 from offbeat.workloads.control.columns import Discrete, Spaces

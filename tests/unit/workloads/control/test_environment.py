@@ -9,7 +9,7 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from offbeat.config.models import ControlConfig
+from offbeat.config import ControlConfig
 from offbeat.errors import ConfigError, UnsupportedSpace
 from offbeat.workloads.control.columns import Box, Discrete, Spaces
 from offbeat.workloads.control.environment import autoreset_mode, make_env, make_vector_env, probe_spaces

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from offbeat.config.models import ControlConfig, PolicyConfig
+from offbeat.config import ControlConfig, PolicyConfig
 from offbeat.errors import EvaluationError
 from offbeat.workloads.control.environment import probe_spaces
 from offbeat.workloads.control.evaluation import evaluate_policy

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.config.models import AppoConfig, ControlConfig, PolicyConfig, RunConfig, TrainingConfig
+from offbeat.config import AppoConfig, ControlConfig, PolicyConfig, RunConfig
+from offbeat.config.models import TrainingConfig
 from offbeat.errors import CheckpointError, ContractViolation
 from offbeat.trainer.repeat import make_deterministic
 from offbeat.trajectory import TrajectoryBatch

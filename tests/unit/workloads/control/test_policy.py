@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.config.models import PolicyConfig
+from offbeat.config import PolicyConfig
 from offbeat.errors import CheckpointError, UnsupportedSpace, WorkloadError
 from offbeat.workloads.control.columns import Box, Discrete, Spaces
 from offbeat.workloads.control.policy import ActorCritic, load_actor_critic, make_actor_critic, save_actor_critic
