@@ -159,7 +159,8 @@ def parse_row(record: Record) -> Row:
     except (KeyError, TypeError, ValueError) as error:
         raise LogDamaged(
             f"the plan's row at position {record.position} cannot be read ({error!r});"
-            " put back a copy of the whole run folder, or start a new run; checkpoints and models are not affected"
+            " put back the run's folder and its part of the store from one backup, or start a new run;"
+            " checkpoints and models are not affected"
         ) from error
 
 

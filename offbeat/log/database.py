@@ -49,7 +49,10 @@ ADVICE = {
 }
 # Of fixed statements on a fixed schema, SQLITE_ERROR and the two after it can only mean that the schema is gone.
 DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "SQLITE_CONSTRAINT", "SQLITE_FORMAT")
-REMEDY = "put back a copy of the whole run folder, or start a new run; checkpoints and models are not affected"
+REMEDY = (
+    "put back the run's folder and its part of the store from one backup, or start a new run;"
+    " checkpoints and models are not affected"
+)
 WRITE_AHEAD = b"\x02\x02"  # bytes 18 and 19 of every file that this module made
 
 

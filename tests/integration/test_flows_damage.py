@@ -82,6 +82,14 @@ def test_trainer_refuses_an_older_copy_of_one_partition(run: Run) -> None:
         run_trainer(run, stop=threading.Event())
 
 
+def test_trainer_and_account_refuse_a_log_without_its_plan(run: Run) -> None:
+    (run.folder / "log" / "plan.db").unlink()
+    with pytest.raises(LogDamaged, match=r"plan\.db: damaged: the file is gone"):
+        run_trainer(run, stop=threading.Event())
+    with pytest.raises(LogDamaged, match=r"plan\.db"):
+        read_account(run)
+
+
 def test_a_partition_deleted_under_a_working_run_ends_it(run: Run) -> None:
     with Sides(run) as sides:
         sides.start_all()

@@ -15,7 +15,7 @@ from offbeat.log.retry import retrying
 from offbeat.log.sqlite import SqliteLog
 
 PAGE = 65536
-REMEDY = "put back a copy of the whole run folder, or start a new run"
+REMEDY = "put back the run's folder and its part of the store from one backup, or start a new run"
 
 Operation = Callable[[SqliteLog], object]
 OPERATIONS: dict[str, Operation] = {
