@@ -101,8 +101,8 @@ class Registry(Tracking):
             if not back:
                 got = f"version {line[-1]} is the first" if line else "there is none"
                 raise RegistryError(
-                    f"model {name!r} has no champion to roll back to: {got}; `offbeat models {name}` lists its versions,"
-                    f" and MLflow can give the alias {CHAMPION!r} to any of them"
+                    f"model {name!r} has no champion to roll back to: {got}; `offbeat models {name}` lists its"
+                    f" versions, and MLflow can give the alias {CHAMPION!r} to any of them"
                 )
             self._move(name, back)
         return self._require(name, CHAMPION)
