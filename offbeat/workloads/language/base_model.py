@@ -64,7 +64,7 @@ def open_model(folder: Path, model: ModelConfig, *, device: str, seed: int = 0) 
     except (OSError, ValueError) as error:
         raise CheckpointError(f"no model can be opened in {folder}: {error}") from error
     adapted = _with_adapter(opened, model.lora, seed) if model.lora.rank else opened
-    return adapted.to(device)  # type: ignore[no-any-return]
+    return adapted.to(device)
 
 
 def _make(config: RunConfig, workload: LanguageConfig, folder: Path) -> dict[str, float]:
@@ -120,7 +120,7 @@ def _made(config: ModelConfig, tokenizer: "PreTrainedTokenizerBase", seed: int) 
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(described, dtype=getattr(torch, config.dtype))  # type: ignore[no-any-return]
+        return AutoModelForCausalLM.from_config(described, dtype=getattr(torch, config.dtype))
 
 
 def _from_source(config: ModelConfig) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
@@ -173,7 +173,7 @@ def _texts(rows: Iterable[Row]) -> Iterable[str]:
     for row in rows:
         for value in row.values():
             if isinstance(value, str):
-                yield value
+                yield value.encode("utf-8", "ignore").decode()  # A lone surrogate is no character.
             elif isinstance(value, list) and value and isinstance(value[0], dict) and "content" in value[0]:
                 messages: Messages = value
                 yield plain_conversation(messages)

@@ -43,6 +43,8 @@ class FedTrainer(GRPOTrainer):  # type: ignore[misc]
             "truncated_sequence",
             "decoupled",
         )
+        self.model: Any
+        self.optimizer: Any
         self.create_optimizer()
         self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
         self._rows_normalise = algorithm.loss in ("grpo", "dr_grpo")

@@ -1,22 +1,35 @@
 """A language model that writes: its parameters come from published weights, everything else from the run's base."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from offbeat.errors import WorkloadError
+from offbeat.errors import CheckpointError, WorkloadError
 from offbeat.workloads.base import Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+FORMAT = "offbeat-language-1"
+SETTINGS_FILE = "policy.json"
+
+
 class LanguagePolicy:
     """A transformers model with its tokenizer. `trained`: the parameters that learning changes, by name."""
 
-    def __init__(self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         self.model: Any = model.eval()
+        self.settings = dict(settings or {})
         self.tokenizer: Any = tokenizer
         self.trained = trained_parameters(model)
         self.end_ids = end_ids(model, tokenizer)
@@ -47,10 +60,15 @@ class LanguagePolicy:
         return {name: tensor.detach().cpu().clone() for name, tensor in self.trained.items()}
 
     def save(self, folder: Path) -> None:
-        """Write a folder that transformers opens: the model, or with LoRA its adapter alone, and the tokenizer."""
+        """Write a folder that transformers opens: the model, or with LoRA its adapter alone, and the tokenizer.
+
+        `policy.json` beside them says how prompts become text and how text is sampled.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.model.save_pretrained(folder, safe_serialization=True)
         self.tokenizer.save_pretrained(folder)
+        document = {"format": FORMAT, "settings": self.settings}
+        (folder / SETTINGS_FILE).write_text(json.dumps(document, indent=2), encoding="utf-8")
 
 
 def trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
@@ -63,3 +81,17 @@ def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     own = model.generation_config.eos_token_id if model.generation_config is not None else None
     found = [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])]
     return frozenset(token for token in found if token is not None)
+
+
+def open_policy(folder: Path, *, device: str = "cpu") -> LanguagePolicy:
+    """The policy that `LanguagePolicy.save` wrote, its adapter on its base model; raises CheckpointError."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        document = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
+        if document["format"] != FORMAT:
+            raise CheckpointError(f"{folder / SETTINGS_FILE}: got format {document['format']!r}, expected {FORMAT}")
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True).to(device)
+        return LanguagePolicy(model, AutoTokenizer.from_pretrained(folder), settings=document["settings"])
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"no policy can be opened in {folder}: {type(error).__name__}: {error}") from error

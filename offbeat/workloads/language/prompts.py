@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 from offbeat.config.language import DataConfig
 from offbeat.errors import ConfigError
 from offbeat.workloads.language.rows import Row, read_rows
@@ -74,7 +76,10 @@ def make_prompts(
     made, longest, num_long = [], 0, 0
     for index, row in rows:
         given = _given(row[config.prompt_column], config.system_prompt)
-        ids = tuple(token_ids(given, config, tokenizer))
+        try:
+            ids = tuple(token_ids(given, config, tokenizer))
+        except TemplateError as error:
+            raise ConfigError(f"data: the chat template refuses the prompt of row {index}: {error}") from error
         if not ids or len(ids) > max_tokens:
             num_long, longest = num_long + 1, max(longest, len(ids))
             if config.too_long == "fail" and ids:
@@ -119,6 +124,23 @@ def plain_conversation(messages: Messages) -> str:
     return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
 
 
+def completions_as_given(
+    tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]
+) -> list[str | Messages]:
+    """Completions as rewards take them: a text, or for a conversation the assistant's message."""
+    texts = tokenizer.batch_decode([list(row) for row in ids], skip_special_tokens=True)
+    return [
+        text if isinstance(prompt.given, str) else [{"role": "assistant", "content": text}]
+        for text, prompt in zip(texts, prompts, strict=True)
+    ]
+
+
+def columns_of(prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
+    """The rows' other values by column, None where a row lacks one."""
+    names = sorted({name for prompt in prompts for name in prompt.columns})
+    return {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
+
+
 def _given(prompt: str | Messages, system_prompt: str | None) -> str | Messages:
     if isinstance(prompt, str):
         if system_prompt is None:
@@ -144,10 +166,24 @@ def _check_prompts(source: str, rows: Sequence[tuple[int, Row]], column: str) ->
                 f"data: row {index} of {source}: got {_short(prompt)} as {column!r}, expected a text, or a list of"
                 " messages with role and content"
             )
+        if not all(map(_is_unicode, _texts_of(prompt))):
+            raise ConfigError(f"data: row {index} of {source}: {column!r} has a lone surrogate, which is no character")
 
 
 def _is_message(part: Any) -> bool:
     return isinstance(part, Mapping) and isinstance(part.get("role"), str) and isinstance(part.get("content"), str)
+
+
+def _texts_of(prompt: str | Messages) -> list[str]:
+    return [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _short(value: Any) -> str:
@@ -156,6 +192,6 @@ def _short(value: Any) -> str:
 
 
 def _is_held_out(prompt: str | Messages, share: float) -> bool:
-    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64

@@ -7,7 +7,7 @@ import csv
 import importlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from offbeat.errors import ConfigError
 
 Row = dict[str, Any]
 
+MAX_CSV_FIELD = 1 << 27  # Characters; the reader's own limit is 131072.
 FORMATS = "a .jsonl, .parquet or .csv file, a datasets folder, or `package.module:function`"
 
 
@@ -42,13 +43,23 @@ def _from_file(path: Path) -> list[Row]:
         if kind in (".jsonl", ".json", ".ndjson"):
             return _from_jsonl(path)
         if kind == ".csv":
-            with path.open(encoding="utf-8", newline="") as stream:
-                return list(csv.DictReader(stream))
+            return _from_csv(path)
         if kind in (".parquet", ".pq"):
             return _from_parquet(path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"data: {path} cannot be read: {error}") from error
     raise ConfigError(f"data: got {path}, expected {FORMATS}")
+
+
+def _from_csv(path: Path) -> list[Row]:
+    csv.field_size_limit(MAX_CSV_FIELD)
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        rows: list[Row] = list(csv.DictReader(stream))
+    for index, row in enumerate(rows):
+        if None in row:
+            more, columns = len(row.pop(None)), len(row)  # type: ignore[call-overload]
+            raise ConfigError(f"data: {path} row {index}: got {more} more values than the {columns} columns")
+    return rows
 
 
 def _from_jsonl(path: Path) -> list[Row]:
@@ -59,7 +70,7 @@ def _from_jsonl(path: Path) -> list[Row]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"data: {path} line {number} is not JSON: {error}") from error
         if not isinstance(row, dict):
             raise ConfigError(f"data: {path} line {number}: got a {type(row).__name__}, expected an object")
@@ -98,13 +109,17 @@ def _called(source: str, arguments: Mapping[str, Any]) -> list[Row]:
     module_name, _, name = source.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"data: {source} cannot be imported: {error}") from error
+    except Exception as error:  # Whatever a user's module raises.
+        raise ConfigError(f"data: {source} cannot be imported: {_said(error)}") from error
     try:
-        rows: Iterable[Any] = function(**arguments)
-        return [_as_row(row, source) for row in rows]
-    except TypeError as error:
-        raise ConfigError(f"data: {source} called with {dict(arguments)}: {error}") from error
+        rows = list(function(**arguments))
+    except Exception as error:
+        raise ConfigError(f"data: {source} called with {dict(arguments)}: {_said(error)}") from error
+    return [_as_row(row, source) for row in rows]
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _as_row(row: Any, source: str) -> Row:

@@ -10,7 +10,7 @@ import numpy as np
 
 from offbeat.rewards import RewardCombiner, RewardProcess, RewardTable
 from offbeat.workloads.language.engine import Completion
-from offbeat.workloads.language.prompts import Messages, Prompt
+from offbeat.workloads.language.prompts import Prompt, columns_of, completions_as_given
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,14 +56,11 @@ class Scorer:
     def take(self, *, wait: bool) -> list[Group]:
         """Groups that have been scored since the last call; `wait` for some, if any are under way."""
         taken: list[Group] = []
-        while self._running is not None and (self._running.done() or (wait and not taken)):
-            taken += self._scored(self._running.result())
-            self._ask()
-        if self._running is None:
-            self._ask()
-            if wait and not taken and self._running is not None:
-                return self.take(wait=True)
-        return taken
+        while True:
+            running = self._running or self._ask()
+            if running is None or not (running.done() or (wait and not taken)):
+                return taken
+            taken += self._scored(running.result())
 
     def forget(self) -> None:
         """Drop every group; what the rewards still work on is ignored."""
@@ -76,28 +73,22 @@ class Scorer:
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._rewards.close()
 
-    def _ask(self) -> None:
+    def _ask(self) -> Future[RewardTable] | None:
         """Everything that waits goes to the rewards as one batch."""
-        self._asked, self._waiting, self._running = self._waiting, [], None
-        if self._asked:
+        if self._waiting:
+            self._asked, self._waiting = self._waiting, []
             self._running = self._thread.submit(self._score, list(self._asked))
+        return self._running
 
     def _score(self, groups: Sequence[Group]) -> RewardTable:
-        rows = [(group.prompt, completion) for group in groups for completion in group.completions]
-        names = sorted({name for group in groups for name in group.prompt.columns})
+        prompts = [group.prompt for group in groups for _ in group.completions]
+        ids = [completion.ids for group in groups for completion in group.completions]
         return self._rewards.score(
-            prompts=[prompt.given for prompt, _ in rows],
-            completions=self._texts(rows),
-            completion_ids=[completion.ids for _, completion in rows],
-            columns={name: [prompt.columns.get(name) for prompt, _ in rows] for name in names},
+            prompts=[prompt.given for prompt in prompts],
+            completions=completions_as_given(self._tokenizer, prompts, ids),
+            completion_ids=ids,
+            columns=columns_of(prompts),
         )
-
-    def _texts(self, rows: Sequence[tuple[Prompt, Completion]]) -> list[str | Messages]:
-        texts = self._tokenizer.batch_decode([completion.ids for _, completion in rows], skip_special_tokens=True)
-        return [
-            text if isinstance(prompt.given, str) else [{"role": "assistant", "content": text}]
-            for text, (prompt, _) in zip(texts, rows, strict=True)
-        ]
 
     def _scored(self, table: RewardTable) -> list[Group]:
         self.faults.update(table.faults)
@@ -106,4 +97,5 @@ class Scorer:
             end = begin + group.size
             group.rewards, group.reward = table.values[begin:end], reward[begin:end]
             begin = end
-        return self._asked
+        scored, self._asked, self._running = self._asked, [], None
+        return scored

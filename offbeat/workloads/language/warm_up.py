@@ -36,7 +36,7 @@ def warm_up(
     if not examples:
         raise ConfigError(f"warm-up: no row has a text in the column {config.completion_column!r}")
     generator = torch.Generator().manual_seed(seed)
-    model.to(device).train()  # type: ignore[arg-type]
+    model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
     loss = torch.tensor(float("nan"))
     for step in range(config.steps):
