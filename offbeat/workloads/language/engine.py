@@ -22,7 +22,7 @@ from offbeat.workloads.language.columns import CUT, STOPPED
 from offbeat.workloads.language.policy import LanguagePolicy
 from offbeat.workloads.language.sampling import sample, sampling_logprobs
 
-STOP_WINDOW = 8  # Tokens beyond a stop text's own length that are decoded to look for it.
+STOP_WINDOW = 8  # Tokens beyond a stop text's own bytes that are decoded to look for it.
 JOIN_SHARE = 8  # Sequences join when an eighth of the places is free: each joining copies the cache.
 
 
@@ -140,7 +140,7 @@ class TransformersEngine:
     def _has_stop_text(self, completion: Completion, policy: LanguagePolicy) -> bool:
         if not self._sampling.stop:
             return False
-        window = max(map(len, self._sampling.stop)) + STOP_WINDOW
+        window = max(len(stop.encode()) for stop in self._sampling.stop) + STOP_WINDOW
         tail = policy.tokenizer.decode(completion.ids[-window:])
         return any(stop in tail for stop in self._sampling.stop)
 

@@ -8,7 +8,7 @@ steps. What TRL brings are the losses, the reference policy, LoRA's disabled ada
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -47,15 +47,17 @@ class FedTrainer(GRPOTrainer):  # type: ignore[misc]
         self.optimizer: Any
         self.create_optimizer()
         self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+        self._passes: list[tuple[int, int]] = []  # Rows and written tokens of each pass since `take_metrics`.
         self._rows_normalise = algorithm.loss in ("grpo", "dr_grpo")
 
     def loss(self, tensors: Mapping[str, Any], *, num_rows: int, num_tokens: int) -> Tensor:
         """This pass's share of the loss of a minibatch of `num_rows` completions and `num_tokens` written tokens."""
         rows, tokens = len(tensors["completion_ids"]), tensors["completion_mask"].sum()
-        total = torch.tensor(float(num_tokens), device=tokens.device)
+        total = torch.tensor(float(max(1, num_tokens)), device=tokens.device)
         self.current_gradient_accumulation_steps = 1
         with self.compute_loss_context_manager():
             whole = self.compute_loss(self.model, {**tensors, "num_items_in_batch": total})
+        self._passes.append((rows, int(tokens)))
         # dapo divides by the minibatch's tokens itself; the others take means over what they see.
         if self.loss_type == "dapo":
             return whole  # type: ignore[no-any-return]
@@ -75,10 +77,17 @@ class FedTrainer(GRPOTrainer):  # type: ignore[misc]
         return self._logprobs(model, tensors)
 
     def take_metrics(self) -> dict[str, float]:
-        """Means of what TRL has measured since the last call."""
-        taken = {name: sum(values) / len(values) for name, values in self._metrics["train"].items() if values}
+        """Means over tokens of what TRL has measured since the last call; over rows where a row has one ratio."""
+        measured, passes, self._passes = dict(self._metrics["train"]), self._passes, []
         self._metrics["train"].clear()
-        return taken
+        by_row = self.importance_sampling_level == "sequence"
+        return {
+            name: _mean(
+                values, [rows if by_row and name.startswith("clip_ratio") else tokens for rows, tokens in passes]
+            )
+            for name, values in measured.items()
+            if len(values) == len(passes)
+        }
 
     def _logprobs(self, model: Any, tensors: Mapping[str, Tensor]) -> Tensor:
         found: Tensor = self._get_per_token_logps_and_entropies(
@@ -119,6 +128,12 @@ def _arguments(config: RunConfig, workload: LanguageConfig, algorithm: GrpoConfi
         epsilon_high=algorithm.clip_high,
         beta=algorithm.kl_coef,
     )
+
+
+def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    # A pass without a token has measured nothing, be it NaN.
+    products = (value * weight for value, weight in zip(values, weights, strict=True) if weight)
+    return sum(products) / max(1, sum(weights))
 
 
 def _no_reward(**_: Any) -> list[float]:

@@ -10,9 +10,9 @@ The behaviour's log-probs are recorded ones. `correction` says what becomes of t
 import json
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -33,6 +33,7 @@ from offbeat.workloads.language.policy import LanguagePolicy
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 FORMAT = "offbeat-language-learner-1"
 MIN_MICRO_BATCH_TOKENS = 16
 # What TRL calls its measures, and what the ledger does.
@@ -164,20 +165,26 @@ class LanguageLearner:
             yield from (prepared.select(part.tolist()) for part in torch.tensor_split(order, pieces))
 
     def _update(self, part: "_Prepared") -> dict[str, float]:
+        return self._within_memory(lambda: self._tried(part))
+
+    def _within_memory(self, work: Callable[[], T]) -> T:
+        """Do it; after running out of memory, again in passes of half the size, which stay for the rest of the run."""
         while True:
             try:
-                return self._tried(part)
-            except (torch.OutOfMemoryError, RuntimeError) as error:
+                return work()
+            except RuntimeError as error:
                 if not _out_of_memory(error) or self._micro_batch_tokens <= MIN_MICRO_BATCH_TOKENS:
                     raise
-                self._micro_batch_tokens //= 2
-                logger.warning("out of memory: passes are cut to %d tokens from now on", self._micro_batch_tokens)
-                self._optimizer.zero_grad(set_to_none=True)
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
+            # Out of the handler, where the error no longer holds on to the failed pass's tensors.
+            self._micro_batch_tokens = max(MIN_MICRO_BATCH_TOKENS, self._micro_batch_tokens // 2)
+            logger.warning("out of memory: passes are cut to %d tokens from now on", self._micro_batch_tokens)
+            self._optimizer.zero_grad(set_to_none=True)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
 
     def _tried(self, part: "_Prepared") -> dict[str, float]:
         self._optimizer.zero_grad(set_to_none=True)
+        self._trainer.take_metrics()  # Whatever a try that ran out of memory had measured.
         rows, total = part.rows, 0.0
         for chosen in micro_batches(rows.lengths(), self._micro_batch_tokens):
             tensors = self._loss_tensors(part.select(chosen))
@@ -186,7 +193,8 @@ class LanguageLearner:
             total += float(loss.detach())
         norm = float(self._trainer.accelerator.clip_grad_norm_(self._parameters, self._training.gradient_clip))
         # A gradient beyond float32 must not reach the parameters; the update is left out, and the metric says so.
-        if applied := math.isfinite(norm):
+        # A loss scaler leaves it out by itself, and must be asked, or it never lowers its scale.
+        if (applied := math.isfinite(norm)) or self._trainer.accelerator.scaler is not None:
             self._optimizer.step()
         measured = self._trainer.take_metrics()
         return {
@@ -221,6 +229,9 @@ class LanguageLearner:
 
     def score(self, rows: Completions, *, reference: bool = False) -> list[Tensor]:
         """Log-probs of the written tokens, row by row, under the present (or the reference) parameters."""
+        return self._within_memory(lambda: self._scored(rows, reference=reference))
+
+    def _scored(self, rows: Completions, *, reference: bool) -> list[Tensor]:
         found: list[Tensor] = [torch.empty(0)] * len(rows)
         for chosen in micro_batches(rows.lengths(), self._micro_batch_tokens):
             part = rows.select(chosen)
@@ -269,7 +280,8 @@ def _stacked(rows: Sequence[Tensor], width: int, device: torch.device) -> Tensor
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    said = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in said or "out of memory" in said
 
 
 def _reward_metrics(batch: TrajectoryBatch, rewards: Tensor) -> dict[str, float]:
