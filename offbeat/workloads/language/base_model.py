@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from offbeat.config import RunConfig
 from offbeat.config.language import LanguageConfig, LoraConfig, ModelConfig
@@ -61,7 +62,7 @@ def open_model(folder: Path, model: ModelConfig, *, device: str, seed: int = 0) 
 
     try:
         opened = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, model.dtype), local_files_only=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"no model can be opened in {folder}: {error}") from error
     adapted = _with_adapter(opened, model.lora, seed) if model.lora.rank else opened
     return adapted.to(device)
@@ -136,7 +137,7 @@ def _from_source(config: ModelConfig) -> tuple["PreTrainedModel", "PreTrainedTok
         model = AutoModelForCausalLM.from_pretrained(
             place, revision=config.revision, dtype=getattr(torch, config.dtype), **options
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ConfigError(f"workload.model.source: {source} cannot be opened: {error}") from error
     return model, _with_pad(tokenizer)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from offbeat.errors import CheckpointError, WorkloadError
 from offbeat.workloads.base import Weights
@@ -93,5 +94,5 @@ def open_policy(folder: Path, *, device: str = "cpu") -> LanguagePolicy:
             raise CheckpointError(f"{folder / SETTINGS_FILE}: got format {document['format']!r}, expected {FORMAT}")
         model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True).to(device)
         return LanguagePolicy(model, AutoTokenizer.from_pretrained(folder), settings=document["settings"])
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"no policy can be opened in {folder}: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""Off-policy: recorded log-probs of another policy change the loss as the corrections' formulas say, worked out here."""
+"""Off-policy: recorded log-probs change the loss as the formulas of the corrections say, worked out here."""
 
 import copy
 import math

@@ -128,13 +128,18 @@ def _ours(base: Path, batch: TrajectoryBatch, tokens: int, **algorithm: Any) -> 
     return loss, gradients
 
 
-@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
-@pytest.mark.parametrize("ratio", ["token", "sequence"])
-@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo"])
+CASES = [
+    {"loss": loss, "ratio": ratio, "kl_coef": kl_coef}
+    for loss in ("grpo", "bnpo", "dr_grpo", "dapo")
+    for ratio in ("token", "sequence")
+    for kl_coef in (0.0, 0.1)
+]
+
+
+@pytest.mark.parametrize("settings", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_on_policy_it_is_trls_loss_and_gradient(
-    base: Path, on_policy: TrajectoryBatch, tmp_path: Path, loss: str, ratio: str, kl_coef: float
+    base: Path, on_policy: TrajectoryBatch, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    settings: dict[str, Any] = {"loss": loss, "ratio": ratio, "kl_coef": kl_coef}
     expected, gradients = _trl(base, **settings, folder=tmp_path)
     for tokens in (1000, 32, 16):
         for correction in ("clip", "none", "truncated_token", "decoupled") if tokens == 32 else ("clip",):
