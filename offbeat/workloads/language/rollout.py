@@ -17,7 +17,7 @@ from offbeat.config.language import LanguageConfig
 from offbeat.errors import WorkloadError
 from offbeat.trajectory import TrajectoryBatch
 from offbeat.workloads.base import Policy
-from offbeat.workloads.language.engine import Completion, Engine, Request
+from offbeat.workloads.language.engine import Engine, Request
 from offbeat.workloads.language.policy import LanguagePolicy
 from offbeat.workloads.language.prompts import Prompt
 from offbeat.workloads.language.scoring import Group, Scorer
@@ -65,18 +65,18 @@ class LanguageRollout:
     def collect(
         self, policy: Policy, version: int, newest: Callable[[], tuple[int, Policy]] | None = None
     ) -> TrajectoryBatch:
-        """Write and score until `num_groups` groups are ready.
+        """Write and score until `num_groups` groups are ready and, without in-flight updates, nothing is half written.
 
         newest: the newest version and its policy, asked where the configuration lets new weights in. Raises
         WorkloadError when the engine fails; the next call then starts with fresh prompts.
         """
         try:
-            while len(self._ready) < self._config.num_groups:
+            while self._num_missing > 0 or (self._writing and not self._config.in_flight_updates):
                 begun = self._start_groups()
                 if newest is not None and (self._config.in_flight_updates or begun):
                     version, policy = newest()
                 self._write(cast(LanguagePolicy, policy), version)
-                self._ready += self._scorer.take(wait=not self._writing)
+                self._ready += self._scorer.take(wait=not self._writing and self._num_missing > 0)
         except (RuntimeError, ValueError, IndexError) as error:
             self._forget()
             raise WorkloadError(f"writing completions failed: {type(error).__name__}: {error}") from error
@@ -86,6 +86,10 @@ class LanguageRollout:
     def close(self) -> None:
         """End the rewards' process."""
         self._scorer.close()
+
+    @property
+    def _num_missing(self) -> int:
+        return self._config.num_groups - len(self._ready)
 
     def _start_groups(self) -> bool:
         """Keep enough groups under way; whether all that is written now has just been begun."""
@@ -110,7 +114,7 @@ class LanguageRollout:
             group = self._writing[completion.key]
             group.completions.append(completion)
             if group.whole:
-                group.finished_at_ns = time.time_ns()
+                group.finished_at_ns, group.version = time.time_ns(), version
                 self._scorer.submit([self._writing.pop(completion.key)])
 
     def _forget(self) -> None:
@@ -121,7 +125,7 @@ class LanguageRollout:
 
     def _batch(self, groups: Sequence[Group]) -> TrajectoryBatch:
         rows = [(group, completion) for group in groups for completion in group.completions]
-        spans = {group.number: _version_span(group.completions) for group in groups}
+        spans = {group.number: _version_span(group) for group in groups}
         arrays: dict[str, Any] = {
             "min_version": [spans[group.number][0] for group, _ in rows],
             "max_version": [spans[group.number][1] for group, _ in rows],
@@ -140,10 +144,11 @@ class LanguageRollout:
         return TrajectoryBatch.from_arrays(self._schema, arrays)
 
 
-def _version_span(completions: Sequence[Completion]) -> tuple[int, int]:
+def _version_span(group: Group) -> tuple[int, int]:
     """Oldest and newest version of a whole group, so that a group is fresh or stale as one."""
-    versions = [version for completion in completions for version in completion.versions]
-    return min(versions), max(versions)
+    versions = [version for completion in group.completions for version in completion.versions]
+    # A group without a token is as old as its end.
+    return min(versions, default=group.version), max(versions, default=group.version)
 
 
 def _known(array: np.ndarray[Any, np.dtype[np.float64]] | None) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -22,6 +22,7 @@ class Group:
     size: int
     completions: list[Completion] = field(default_factory=list)
     finished_at_ns: int = 0
+    version: int = 0  # at its end
     rewards: np.ndarray[Any, np.dtype[np.float64]] | None = None
     reward: np.ndarray[Any, np.dtype[np.float64]] | None = None
 
