@@ -298,6 +298,68 @@ def test_nulls_are_refused(name: str, values: Any) -> None:
         reopened(make_batch(**{name: values}))
 
 
+ALONG = trajectory_schema(
+    [
+        ragged("ids", pa.int32()),
+        ragged("id_logprobs", pa.float32(), finite=True, along="ids"),
+        ragged("id_versions", pa.int64(), along="ids"),
+        ragged("others", pa.float32()),
+    ]
+)
+
+
+def make_along(ids: Sequence[int], logprobs: Sequence[int], versions: Sequence[int]) -> TrajectoryBatch:
+    """Lists of these lengths, row by row; the other column goes along with none."""
+    zeros = np.zeros(len(ids))
+    common = {"min_version": zeros, "max_version": zeros, "finished_at_ns": zeros}
+    lists = {
+        "ids": [[7] * length for length in ids],
+        "id_logprobs": [[-0.5] * length for length in logprobs],
+        "id_versions": [[0] * length for length in versions],
+        "others": [[1.0]] * len(ids),
+    }
+    return TrajectoryBatch.from_arrays(ALONG, common | lists)
+
+
+def test_lists_as_long_as_those_they_go_along_with_pass() -> None:
+    lengths = [2, 0, 3, 1]
+    batch = make_along(lengths, lengths, lengths)
+    assert reopened(batch).data.equals(batch.data)
+    assert reopened(batch.slice(1, 4)).ragged("id_logprobs")[1].tolist() == [0, 0, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        (
+            ([2, 1], [2, 2], [2, 1]),
+            "column 'id_logprobs': the length of 1 trajectories is off, the first 2, expected the 1",
+        ),
+        (
+            ([2, 1], [2, 1], [0, 0]),
+            "column 'id_versions': the length of 2 trajectories is off, the first 0, expected the 2",
+        ),
+        # As many values in all, but not row by row.
+        (
+            ([2, 1], [1, 2], [2, 1]),
+            "column 'id_logprobs': the length of 2 trajectories is off, the first 1, expected the 2",
+        ),
+    ],
+)
+def test_lists_of_another_length_are_refused(lengths: tuple[list[int], list[int], list[int]], said: str) -> None:
+    with pytest.raises(ContractViolation, match=f"{said} of 'ids'"):
+        reopened(make_along(*lengths))
+
+
+def test_what_goes_along_is_the_readers_to_say() -> None:
+    batch = make_along([2, 1], [1, 2], [2, 1])
+    # A producer that left the rule out of its schema is held to it all the same.
+    silent = pa.schema([field.remove_metadata() for field in ALONG])
+    headers, payload = record(TrajectoryBatch(pa.RecordBatch.from_arrays(batch.data.columns, schema=silent)))
+    with pytest.raises(ContractViolation, match="id_logprobs"):
+        decode(RecordHeaders.parse(headers), payload, ALONG)
+
+
 def test_whole_groups_pass() -> None:
     assert len(reopened(make_groups([7, 7, 8, 8], [2, 2, 2, 2]))) == 4
 
