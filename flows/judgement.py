@@ -8,6 +8,7 @@ from flows.observer import Observer
 from offbeat.errors import GateRejected
 from offbeat.evaluation import Evaluation, Verdict, summarise
 from offbeat.ledger import read_account
+from offbeat.lifecycle.provisioning import read_baseline
 from offbeat.lifecycle.report import build_report, measure_speed
 from offbeat.lifecycle.stages import all_outcomes
 from offbeat.registry import ModelVersion
@@ -83,6 +84,7 @@ def _report(run: Run, judgement: Judgement, wall_seconds: float) -> dict[str, An
             "alias": "champion" if promoted else "challenger",
         },
         wall_seconds=wall_seconds,
+        baseline=read_baseline(run),
     )
 
 

@@ -1,7 +1,8 @@
 """The whole life of a run, as a recipe:
 
-provision ──> generators and trainer, side by side ──> verify ──> evaluate ──> quality ──> register ──> gate ──> promote
-         └──────────────────────────────── cleanup, always, whatever happened ────────────────────────────────┘
+provision ──> prepare ──> generators and trainer, side by side ──> verify ──> evaluate ──> quality ──┐
+         │                                                             promote <── gate <── register <──┘
+         └──> cleanup, always, whatever happened
 """
 
 import logging
@@ -27,6 +28,7 @@ from offbeat.errors import RunCancelled
 from offbeat.runs import RUN_ID, Run
 from tasks.cleanup import cleanup
 from tasks.evaluate import evaluate
+from tasks.prepare import prepare
 from tasks.provision import provision
 from tasks.verify import verify
 
@@ -97,6 +99,7 @@ def run_lifecycle(
 def _carry_through(run: Run, started: float) -> dict[str, Any]:
     stop, flow_run_id = threading.Event(), UUID(runtime.flow_run.id)
     launcher = make_launcher(run)
+    prepare(run)
     with Observer(run, flow_run_id=str(flow_run_id)) as observer, StopWatch(stop, flow_run_id) as watch:
         with observer.watching():
             train(run, launcher, stop, watch)

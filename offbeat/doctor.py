@@ -58,7 +58,7 @@ def run_checks(config: RunConfig, home: Path) -> dict[str, Callable[[], str]]:
     """What this configuration needs as well, by name."""
     return {
         "device": lambda: check_device(config),
-        "environment": lambda: check_environment(config),
+        "workload": lambda: check_workload(config, home),
         "log": lambda: check_log(config, home),
         "store": lambda: check_store(config, home),
         "ports": lambda: check_ports(config),
@@ -159,20 +159,12 @@ def check_device(config: RunConfig) -> str:
     return device
 
 
-def check_environment(config: RunConfig) -> str:
-    """The environment can be made, and a fresh policy can take a step in it."""
+def check_workload(config: RunConfig, home: Path) -> str:
+    """What is learned can be had: an environment that steps, or a model's data and rewards."""
     from offbeat.workloads import open_workload
 
-    small = config.workload.model_copy(update={"num_envs": 1, "unroll_length": 2})
-    workload = open_workload(config.model_copy(update={"workload": small}))
-    policy = workload.make_policy()
-    policy.load_weights(workload.make_learner().weights())
-    rollout = workload.make_rollout(seed=config.seed)
-    try:
-        rollout.collect(policy, 0)
-    finally:
-        rollout.close()
-    return f"{config.workload.env_fn or config.workload.env_id}, can be made and stepped"
+    with tempfile.TemporaryDirectory(dir=home, prefix=".doctor-") as folder:
+        return open_workload(config, base=Path(folder) / "base").check()
 
 
 @contextmanager

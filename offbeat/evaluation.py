@@ -7,8 +7,8 @@ registry  ──> evaluate_champion ───┘
 
 import json
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,12 @@ MAX_INDICES = 1 << 22  # Of one block of resamples, so that 100,000 episodes do 
 
 # What makes two runs' returns comparable: the same environment, played in the same way.
 ENVIRONMENT_KEYS = {"kind", "env_id", "env_fn", "env_kwargs", "frame_skip"}
+# And two runs' scores: the same prompts, answered under the same rules.
+PROMPT_KEYS = {
+    "kind": True,
+    "data": {"train", "validation", "arguments", "validation_share", "prompt_column", "system_prompt"},
+    "sampling": {"stop", "max_new_tokens"},
+}
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -43,6 +49,7 @@ class Evaluation:
     max: float
     ci_low: float
     ci_high: float
+    extras: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +84,7 @@ def evaluate_policy(run: Run, folder: Path) -> Scores:
 
     Raises CheckpointError when it does not open, EvaluationError when it cannot be scored.
     """
-    workload = open_workload(run.config)
+    workload = open_workload(run.config, base=run.base)
     return _evaluate(workload, workload.load_policy(folder / "policy"), run.config.evaluation)
 
 
@@ -93,7 +100,7 @@ def evaluate_champion(run: Run, registry: Registry) -> ChampionScores:
     theirs, ours = version.tags.get("environment"), environment_of(run.config)
     if theirs not in (None, ours):
         return _unusable(version, f"it was trained for the environment {theirs}, this run is for {ours}")
-    workload = open_workload(run.config)
+    workload = open_workload(run.config, base=run.base)
     try:
         with tempfile.TemporaryDirectory(prefix="offbeat-champion-") as folder:
             policy = workload.load_policy(registry.download_policy(version, Path(folder)))
@@ -109,7 +116,11 @@ def evaluate_champion(run: Run, registry: Registry) -> ChampionScores:
 
 def environment_of(config: RunConfig) -> str:
     """The environment as a model version's tag `environment`: equal text means comparable returns."""
-    return json.dumps(config.workload.model_dump(mode="json", include=ENVIRONMENT_KEYS), sort_keys=True)
+    include: Any = ENVIRONMENT_KEYS if config.workload.kind == "control" else PROMPT_KEYS
+    described = config.workload.model_dump(mode="json", include=include)
+    if config.workload.kind == "language":
+        described["evaluation"] = config.evaluation.model_dump(mode="json", include={"metric", "answer_column"})
+    return json.dumps(described, sort_keys=True)
 
 
 def summarise(scores: Scores, confidence: float) -> Evaluation:
@@ -125,6 +136,7 @@ def summarise(scores: Scores, confidence: float) -> Evaluation:
         max=float(values.max()),
         ci_low=low,
         ci_high=high,
+        extras=dict(scores.extras),
     )
 
 

@@ -154,7 +154,7 @@ class Generator:
         self._phase = "starting"
         self._beats = 0
         self._trouble = ""
-        workload = open_workload(run.config)
+        self._workload = workload = open_workload(run.config, base=run.base)
         self._buffer: DoubleBuffer[Policy] = DoubleBuffer(workload.make_policy)
         self._rollout = workload.make_rollout(seed=_rollout_seed(run.config.seed, index, self._incarnation))
         stack.callback(self._rollout.close)
@@ -224,7 +224,7 @@ class Generator:
     def _generate(self) -> None:
         self._rest("working")
         version, policy = self._buffer.swap()
-        batch = self._rollout.collect(policy, version)
+        batch = self._rollout.collect(policy, version, self._buffer.swap)
         entries = self._entries(batch)
         retrying(
             lambda: self._log.append("trajectories", self._index, entries),
@@ -233,14 +233,15 @@ class Generator:
         )
         self._produced += len(batch)
         self._trouble = ""
-        length = self._run.config.workload.unroll_length
-        self.metrics.observe_unroll(trajectories=len(batch), samples=len(batch) * length)
-        self.metrics.set_policy_version(version)
-        self._log_line.collected(length)
+        samples = self._workload.num_samples(batch)
+        self.metrics.observe_unroll(trajectories=len(batch), samples=samples)
+        self.metrics.set_policy_version(self._buffer.version)
+        self._log_line.collected(samples // len(batch))
 
     def _entries(self, batch: TrajectoryBatch) -> list[Entry]:
         entries, sequence = [], self._produced
-        for part in split_rows(batch, max_bytes=self._run.config.generator.record_bytes):
+        config = self._run.config
+        for part in split_rows(batch, max_bytes=config.generator.record_bytes, align=config.group_size):
             headers, payload = encode(
                 part,
                 run_id=self._run.run_id,

@@ -118,6 +118,23 @@ def _control_suite(expect: Any) -> list[Any]:
     ]
 
 
+def _language_suite(expect: Any) -> list[Any]:
+    """What holds for completions of any language model. A log-prob of a sampled token is never positive."""
+    return [
+        expect.ExpectColumnValuesToBeBetween(column="min_version", min_value=0),
+        expect.ExpectColumnPairValuesAToBeGreaterThanB(column_A="max_version", column_B="min_version", or_equal=True),
+        expect.ExpectColumnValuesToBeBetween(column="finished_at_ns", min_value=1),
+        expect.ExpectColumnValuesToBeBetween(column="group_size", min_value=1),
+        expect.ExpectColumnValuesToBeBetween(column="prompt_ids_length", min_value=1),
+        expect.ExpectColumnPairValuesToBeEqual(column_A="logprobs_length", column_B="completion_ids_length"),
+        expect.ExpectColumnPairValuesToBeEqual(column_A="token_versions_length", column_B="completion_ids_length"),
+        _all_finite(expect, "logprobs"),
+        expect.ExpectColumnValuesToBeBetween(column="logprobs_max", max_value=0),
+        # Of the sample: single rewards may be unknown, but rewards of which most are teach nothing.
+        expect.ExpectColumnValuesToNotBeNull(column="reward", mostly=0.5),
+    ]
+
+
 def _evaluation_suite(expect: Any) -> list[Any]:
     """What holds for any evaluation: every seed once, every score a finite number."""
     return [
@@ -129,7 +146,11 @@ def _evaluation_suite(expect: Any) -> list[Any]:
 
 
 # By workload kind for trajectories; 'evaluation' for scores.
-SUITES: Mapping[str, Callable[[Any], list[Any]]] = {"control": _control_suite, "evaluation": _evaluation_suite}
+SUITES: Mapping[str, Callable[[Any], list[Any]]] = {
+    "control": _control_suite,
+    "language": _language_suite,
+    "evaluation": _evaluation_suite,
+}
 
 
 def _all_finite(expect: Any, name: str) -> Any:

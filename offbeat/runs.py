@@ -5,6 +5,7 @@
   mlflow.db, mlartifacts/     MLflow's own, unless a tracking address is given
   <run_id>/
     run.yaml                  the resolved configuration, frozen at the start
+    base/, baseline.json      what learning starts from, where that is made or fetched (language), and its score
     log/                      the trajectory log (sqlite backend)
     checkpoints/step-000001000/
     quality/  output/         Data Docs; what the children print
@@ -123,6 +124,11 @@ class Run:
     def config_file(self) -> Path:
         """The frozen configuration."""
         return self.folder / "run.yaml"
+
+    @property
+    def base(self) -> Path:
+        """Folder of what learning starts from; only some kinds of work have one."""
+        return self.folder / "base"
 
     @property
     def checkpoints(self) -> Path:

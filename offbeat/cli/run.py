@@ -95,7 +95,7 @@ def _check_before_start(config: "RunConfig", home: Path) -> None:
         doctor.check_home(home)
         doctor.check_ports(config)
         doctor.check_device(config)
-        doctor.check_environment(config)
+        doctor.check_workload(config, home)
         doctor.check_mlflow(config, home)
     except OffbeatError as error:
         if error.exit_code == NotReady.exit_code:

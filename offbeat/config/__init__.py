@@ -10,7 +10,7 @@ from offbeat.config.loading import (
     load_config,
     parse_config,
 )
-from offbeat.config.models import RunConfig
+from offbeat.config.models import RunConfig, control_sections, language_sections
 
 __all__ = [
     "AppoConfig",
@@ -22,7 +22,9 @@ __all__ = [
     "all_keys",
     "config_changes",
     "config_digest",
+    "control_sections",
     "dump_config",
+    "language_sections",
     "load_config",
     "parse_config",
 ]

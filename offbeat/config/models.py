@@ -11,6 +11,9 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from offbeat.config.control import AppoConfig, ControlConfig
 from offbeat.config.language import GrpoConfig, LanguageConfig
 from offbeat.config.section import Section
+from offbeat.errors import ConfigError
+
+DEVICE = r"^(cpu|cuda(:\d+)?|mps)$"
 
 
 def _kind(section: Any) -> Any:
@@ -33,6 +36,7 @@ class GeneratorConfig(Section):
 
     num_generators: int = Field(2, ge=1, le=1024, description="Generator processes.")
     torch_threads: int = Field(1, ge=1, le=256, description="Threads of each generator's policy.")
+    device: str = Field("cpu", pattern=DEVICE, description="Device of each generator's policy.")
     max_env_errors: int = Field(
         3, ge=0, le=1_000_000, description="Environment failures in a row before the generator fails."
     )
@@ -86,7 +90,7 @@ class TrainingConfig(Section):
         4 << 30, ge=1 << 20, description="Bytes that may wait for training; the oldest are evicted."
     )
     gradient_clip: float = Field(1.0, gt=0, description="Largest gradient norm.")
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?|mps)$", description="Device of the learner.")
+    device: str = Field("cpu", pattern=DEVICE, description="Device of the learner.")
     torch_threads: int = Field(
         1, ge=1, le=256, description="Threads of the learner; fixed so that steps can be repeated exactly."
     )
@@ -224,6 +228,27 @@ class RunConfig(Section):
         return self
 
     @property
+    def group_size(self) -> int:
+        """Trajectories that belong together: they are planned, dropped and cut as one."""
+        return self.workload.group_size if isinstance(self.workload, LanguageConfig) else 1
+
+    @property
     def model_name(self) -> str:
         """Name of the registered model."""
         return self.registry.model_name or self.name
+
+
+def control_sections(config: RunConfig) -> tuple[ControlConfig, AppoConfig]:
+    """Workload and algorithm of a run whose work is of kind control; raises ConfigError for another kind."""
+    workload, algorithm = config.workload, config.training.algorithm
+    if isinstance(workload, ControlConfig) and isinstance(algorithm, AppoConfig):
+        return workload, algorithm
+    raise ConfigError(f"work of kind {workload.kind!r}: expected 'control'")
+
+
+def language_sections(config: RunConfig) -> tuple[LanguageConfig, GrpoConfig]:
+    """Workload and algorithm of a run whose work is of kind language; raises ConfigError for another kind."""
+    workload, algorithm = config.workload, config.training.algorithm
+    if isinstance(workload, LanguageConfig) and isinstance(algorithm, GrpoConfig):
+        return workload, algorithm
+    raise ConfigError(f"work of kind {workload.kind!r}: expected 'language'")

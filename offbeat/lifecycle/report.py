@@ -31,6 +31,7 @@ def build_report(
     checkpoint: Mapping[str, Any],
     model: Mapping[str, Any],
     wall_seconds: float,
+    baseline: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Every promised key; those of the speed are None for a run without steps."""
     return {
@@ -39,7 +40,10 @@ def build_report(
         "steps": account.steps,
         "policy_version": account.policy_version,
         **fates(account),
-        "evaluation": evaluation_numbers(evaluation),
+        "evaluation": {
+            **evaluation_numbers(evaluation),
+            **{f"baseline_{name}": value for name, value in (baseline or {}).items()},
+        },
         "checkpoint": dict(checkpoint),
         "model": dict(model),
         "samples_per_second": speed and speed.samples_per_second,
@@ -56,7 +60,8 @@ def evaluation_numbers(evaluation: Evaluation) -> dict[str, float]:
     """An evaluation by name: `return_mean`, `return_std`, ..., and `episodes`."""
     names = ("mean", "std", "min", "max", "ci_low", "ci_high")
     return {f"{evaluation.name}_{name}": getattr(evaluation, name) for name in names} | {
-        "episodes": evaluation.num_episodes
+        "episodes": evaluation.num_episodes,
+        **evaluation.extras,
     }
 
 

@@ -16,7 +16,7 @@ def sample_trajectories(run: Run, *, limit: int) -> TrajectoryBatch | None:
 
     Records that do not decode are left out: the intake has quarantined and counted them.
     """
-    schema = open_workload(run.config).schema
+    schema = open_workload(run.config, base=run.base).schema
     log = run.open_log()
     try:
         share = max(1, limit // log.num_partitions)

@@ -67,6 +67,7 @@ def _batch_size(size: int, signals: Signals, config: RunConfig) -> int:
         size = int(size * GROWTH) + 1
     elif signals.starved and signals.backlog < size:
         size = int(size * SHRINKAGE)
+    size -= size % config.group_size
     return min(max(size, low), high)
 
 

@@ -65,7 +65,7 @@ class Trainer:
         self._store = store
         self._stack = stack
         self._stop = stop
-        self._workload = open_workload(run.config)
+        self._workload = open_workload(run.config, base=run.base)
         self._learner: Learner = self._workload.make_learner()
         self._view = PlanView()
         self._since_checkpoint: list[tuple[StepRow, Outcome]] = []

@@ -168,7 +168,8 @@ class Planner:
                 self._drop(item, item.end, item.fate, item.reason)
                 continue
             excess = len(item) if self._bytes > training.buffer_bytes else self._rows - training.buffer_capacity
-            end = min(item.end, item.row + max(1, excess))
+            unit = self._config.group_size
+            end = min(item.end, item.row + max(1, -(-excess // unit)) * unit)
             before = item.num_fresh(self._oldest_allowed)
             self._drop(
                 item,

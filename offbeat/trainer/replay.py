@@ -41,7 +41,7 @@ def replay(
     try:
         view = PlanView().advance(log)
         begin, end = _bounds(view, first, last)
-        workload = open_workload(run.config)
+        workload = open_workload(run.config, base=run.base)
         learner = workload.make_learner()
         repetition = _Repetition(log=log, workload=workload, learner=learner, view=view)
         return repetition.run(_start(run, learner, begin), begin, end, on_step)

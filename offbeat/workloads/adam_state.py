@@ -57,5 +57,5 @@ def digest_of(steps: int, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.blake2b(str(steps).encode(), digest_size=32)
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())
-        digest.update(memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()))
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

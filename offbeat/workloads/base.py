@@ -6,7 +6,7 @@
 Everything else (log, admission, plan, checkpoints, lifecycle) is shared and knows only these protocols.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,10 +36,13 @@ class Rollout(Protocol):
     def num_trajectories(self) -> int:
         """Trajectories that the next `collect` returns; admission is asked for this many."""
 
-    def collect(self, policy: Policy, version: int) -> TrajectoryBatch:
+    def collect(
+        self, policy: Policy, version: int, newest: Callable[[], tuple[int, Policy]] | None = None
+    ) -> TrajectoryBatch:
         """Act until `num_trajectories` are complete; raises WorkloadError when the environment fails.
 
-        After a WorkloadError the next call starts from fresh episodes and nothing of the failed unroll is returned.
+        newest: the newest version and its policy, for work that can take it up before the end. After
+        a WorkloadError the next call starts from fresh episodes and nothing of the failed unroll is returned.
         """
 
     def close(self) -> None:
@@ -69,13 +72,15 @@ class Learner(Protocol):
 class Scores:
     """An evaluation: one score per seed, in seed order, so that two policies compare pairwise.
 
-    name: what the score is ('return', 'accuracy'). values: float64 [num_seeds]. extras: more means by name.
+    name: what the score is ('return', 'accuracy'). values: float64 [num_seeds]. extras: more means by name. samples:
+    a few examples to look at, each by column.
     """
 
     name: str
     seeds: Sequence[int]
     values: np.ndarray[Any, np.dtype[np.float64]]
     extras: Mapping[str, float] = field(default_factory=dict)
+    samples: Sequence[Mapping[str, str]] = ()
 
 
 class Workload(Protocol):
@@ -84,6 +89,15 @@ class Workload(Protocol):
     @property
     def schema(self) -> pa.Schema:
         """Columns of its trajectories (see offbeat.trajectory)."""
+
+    def num_samples(self, batch: TrajectoryBatch) -> int:
+        """What a batch holds of the unit that speed is measured in: environment steps, or written tokens."""
+
+    def check(self) -> str:
+        """Try what it needs before anything starts, and say what is there; raises ConfigError or NotReady."""
+
+    def prepare(self) -> Mapping[str, float]:
+        """Make or fetch once, before anything starts, what learning starts from; returns what was measured of it."""
 
     def make_policy(self) -> Policy:
         """A fresh policy, as a generator needs it; acts only after `load_weights`."""

@@ -12,6 +12,7 @@ from offbeat.errors import WorkloadError
 
 if TYPE_CHECKING:
     from offbeat.workloads.control.policy import ActorCritic
+    from offbeat.workloads.language.policy import LanguagePolicy
 
 NDArray = np.ndarray[Any, Any]
 
@@ -55,11 +56,43 @@ class PolicyModel:
         return np.ascontiguousarray(array)
 
 
-def _load_pyfunc(path: str) -> PolicyModel:
+class TextModel:
+    """Maps prompts to greedy completions."""
+
+    def __init__(self, policy: "LanguagePolicy") -> None:
+        self._policy = policy
+
+    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> list[str]:
+        """One text per prompt.
+
+        model_input: a list of texts or of conversations (lists of messages with role and content), or a pandas
+        DataFrame with one column of them. Raises WorkloadError for anything else.
+        """
+        from offbeat.workloads.language.answering import answer
+
+        return answer(self._policy, _as_prompts(model_input))
+
+
+def _load_pyfunc(path: str) -> PolicyModel | TextModel:
     """The model in a checkpoint's `policy/` folder; raises CheckpointError."""
+    folder = Path(path)
+    if (folder / "config.json").exists() or (folder / "adapter_config.json").exists():
+        from offbeat.workloads.language.policy import open_policy
+
+        return TextModel(open_policy(folder))
     from offbeat.workloads.control.policy import load_actor_critic
 
-    return PolicyModel(load_actor_critic(Path(path)))
+    return PolicyModel(load_actor_critic(folder))
+
+
+def _as_prompts(model_input: Any) -> list[Any]:
+    if hasattr(model_input, "iloc"):
+        if model_input.shape[1] != 1:
+            raise WorkloadError(f"prompts: got {model_input.shape[1]} columns, expected one of texts or conversations")
+        return list(model_input.iloc[:, 0])
+    if isinstance(model_input, str) or not hasattr(model_input, "__iter__"):
+        raise WorkloadError(f"prompts: got a {type(model_input).__name__}, expected a list of texts or conversations")
+    return list(model_input)
 
 
 def _as_array(model_input: Any) -> NDArray:

@@ -5,13 +5,15 @@ environment ──> stepper ──> buffers ──> columns ──> unrolls ─�
                       after a failure
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
-from offbeat.config import RunConfig
+from offbeat.config import RunConfig, control_sections
 from offbeat.errors import CheckpointError
+from offbeat.trajectory import TrajectoryBatch
 from offbeat.workloads.base import Learner, Policy, Rollout, Scores
 from offbeat.workloads.control.columns import control_schema
 
@@ -25,7 +27,7 @@ class ControlWorkload:
     def __init__(self, config: RunConfig) -> None:
         from offbeat.workloads.control.environment import probe_spaces
 
-        self._run, self._config = config, config.workload
+        self._run, self._config = config, control_sections(config)[0]
         self._spaces = probe_spaces(self._config)
         self._schema = control_schema(
             observation_shape=self._spaces.observation_shape,
@@ -38,6 +40,27 @@ class ControlWorkload:
     def schema(self) -> pa.Schema:
         """Columns of its trajectories (see columns.py)."""
         return self._schema
+
+    def num_samples(self, batch: TrajectoryBatch) -> int:
+        """Environment steps."""
+        return len(batch) * self._config.unroll_length
+
+    def check(self) -> str:
+        """The environment can be made, and a fresh policy can take a step in it."""
+        small = self._config.model_copy(update={"num_envs": 1, "unroll_length": 2})
+        probe = ControlWorkload(self._run.model_copy(update={"workload": small}))
+        policy = probe.make_policy()
+        policy.load_weights(probe.make_learner().weights())
+        rollout = probe.make_rollout(seed=self._run.seed)
+        try:
+            rollout.collect(policy, 0)
+        finally:
+            rollout.close()
+        return f"{self._config.env_fn or self._config.env_id}, can be made and stepped"
+
+    def prepare(self) -> Mapping[str, float]:
+        """Nothing: a policy's first parameters come from the run's seed."""
+        return {}
 
     def make_policy(self) -> Policy:
         """A fresh actor-critic; acts only after `load_weights`."""

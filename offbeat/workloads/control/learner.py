@@ -24,7 +24,7 @@ from offbeat.algorithms.advantages import normalize
 from offbeat.algorithms.appo import AppoLoss, appo_loss
 from offbeat.algorithms.returns import Estimates, gae, vtrace
 from offbeat.algorithms.schedules import learning_rate
-from offbeat.config.models import RunConfig
+from offbeat.config import RunConfig, control_sections
 from offbeat.errors import CheckpointError
 from offbeat.trajectory import TrajectoryBatch
 from offbeat.workloads.adam_state import adam_tensors, check_adam_tensors, digest_of, load_adam_tensors
@@ -45,8 +45,8 @@ class ControlLearner:
     """
 
     def __init__(self, config: RunConfig, spaces: Spaces) -> None:
-        self._workload, self._training = config.workload, config.training
-        self._algorithm = config.training.algorithm
+        self._workload, self._algorithm = control_sections(config)
+        self._training = config.training
         self._device = torch.device(config.training.device)
         policy = make_actor_critic(
             self._workload.policy, spaces, normalize=self._workload.normalize_observations, seed=config.seed

@@ -1,5 +1,6 @@
 """The rollout of one generator: unrolls by a stepper, and new environments after a failure."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -35,8 +36,10 @@ class ControlRollout:
         """One per environment."""
         return self._config.num_envs
 
-    def collect(self, policy: Policy, version: int) -> TrajectoryBatch:
-        """One unroll of every environment; after an error the next call starts with new environments."""
+    def collect(
+        self, policy: Policy, version: int, newest: Callable[[], tuple[int, Policy]] | None = None
+    ) -> TrajectoryBatch:
+        """One unroll of every environment with this policy; after an error the next call makes new environments."""
         stepper = self._stepper or self._restart()
         try:
             stepper.run(cast("ActorCritic", policy))

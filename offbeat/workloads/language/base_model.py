@@ -125,20 +125,28 @@ def _made(config: ModelConfig, tokenizer: "PreTrainedTokenizerBase", seed: int) 
 
 
 def _from_source(config: ModelConfig) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     source = str(config.source)
-    place, options = source, {}
+    place: str = source
+    file: dict[str, Any] = {}
+    unpacked: dict[str, Any] = {}
     if source.endswith(".gguf"):
         path = Path(source)
-        place, options = str(path.parent), {"gguf_file": path.name}
+        place, file, unpacked = (
+            str(path.parent),
+            {"gguf_file": path.name},
+            {"quantization_config": GgufConfig(dequantize=True)},
+        )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, revision=config.revision, **options)
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=config.revision, **file)
         model = AutoModelForCausalLM.from_pretrained(
-            place, revision=config.revision, dtype=getattr(torch, config.dtype), **options
+            place, revision=config.revision, dtype=getattr(torch, config.dtype), **file, **unpacked
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ConfigError(f"workload.model.source: {source} cannot be opened: {error}") from error
+    if unpacked:
+        model.hf_quantizer.remove_quantization_config(model)  # Or it could neither be saved nor trained.
     return model, _with_pad(tokenizer)
 
 

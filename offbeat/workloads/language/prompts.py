@@ -75,7 +75,7 @@ def make_prompts(
     """
     made, longest, num_long = [], 0, 0
     for index, row in rows:
-        given = _given(row[config.prompt_column], config.system_prompt)
+        given = given_prompt(row[config.prompt_column], config.system_prompt)
         try:
             ids = tuple(token_ids(given, config, tokenizer))
         except TemplateError as error:
@@ -141,7 +141,8 @@ def columns_of(prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
     return {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
 
 
-def _given(prompt: str | Messages, system_prompt: str | None) -> str | Messages:
+def given_prompt(prompt: str | Messages, system_prompt: str | None) -> str | Messages:
+    """The prompt as the model is given it: with the system prompt before it, where there is one."""
     if isinstance(prompt, str):
         if system_prompt is None:
             return prompt
@@ -160,14 +161,20 @@ def _check_prompts(source: str, rows: Sequence[tuple[int, Row]], column: str) ->
                 " see workload.data.prompt_column"
             )
         prompt = row[column]
-        messages = isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > 0
-        if not isinstance(prompt, str) and not (messages and all(_is_message(part) for part in prompt)):
+        if not is_prompt(prompt):
             raise ConfigError(
                 f"data: row {index} of {source}: got {_short(prompt)} as {column!r}, expected a text, or a list of"
                 " messages with role and content"
             )
         if not all(map(_is_unicode, _texts_of(prompt))):
             raise ConfigError(f"data: row {index} of {source}: {column!r} has a lone surrogate, which is no character")
+
+
+def is_prompt(value: Any) -> bool:
+    """Whether a value is a text, or a list of one chat message or more."""
+    if isinstance(value, str):
+        return True
+    return isinstance(value, Sequence) and len(value) > 0 and all(_is_message(part) for part in value)
 
 
 def _is_message(part: Any) -> bool:

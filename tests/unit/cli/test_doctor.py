@@ -17,7 +17,7 @@ def marks(result):
 def test_a_machine_and_a_configuration_that_are_right(invoke, config_file, home):
     result = invoke("doctor", config_file, "--home", home)
     assert (result.exit_code, result.stderr) == (0, "")
-    checks = "python packages home disk git prefect config device environment log store ports mlflow"
+    checks = "python packages home disk git prefect config device workload log store ports mlflow"
     assert marks(result) == dict.fromkeys(checks.split(), "ok")
     assert list(home.iterdir()) == []
 
@@ -32,7 +32,7 @@ def test_one_failure_exits_with_2_and_the_other_checks_still_run(invoke, config_
     result = invoke("doctor", config_file, "--set", "workload.env_id=CartPoll-v1", "--home", home)
     assert (result.exit_code, result.stderr) == (2, "1 check failed\n")
     failed = [name for name, mark in marks(result).items() if mark == "FAILED"]
-    assert failed == ["environment"]
+    assert failed == ["workload"]
     assert "CartPoll-v1" in result.stdout
 
 

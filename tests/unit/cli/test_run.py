@@ -105,10 +105,10 @@ def test_the_time_is_that_of_the_whole_command_everywhere(invoke, lifecycle, con
 
 
 def test_a_run_is_named_before_anything_slow_begins(invoke, lifecycle, config_file, home, monkeypatch):
-    def slow(config):
+    def slow(config, home):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("offbeat.doctor.check_environment", slow)
+    monkeypatch.setattr("offbeat.doctor.check_workload", slow)
     result = invoke("run", config_file, "--json", "--run-id", "one", "--home", home)
     assert (result.stdout, result.stderr) == ("", f"run one of {config_file}: starting\ninterrupted\n")
 
@@ -128,10 +128,10 @@ def test_each_stage_of_the_start_is_said(invoke, lifecycle, config_file, home):
 def test_a_prefect_api_that_does_not_answer_exits_with_2_before_anything_else(
     invoke, lifecycle, config_file, home, monkeypatch
 ):
-    def late(config):
+    def late(config, home):
         raise AssertionError("the API was not asked first")
 
-    monkeypatch.setattr("offbeat.doctor.check_environment", late)
+    monkeypatch.setattr("offbeat.doctor.check_workload", late)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     Run.create(load_config(config_file), run_id="there", home=home)
     for arguments in (("run", config_file), ("resume", "there")):
@@ -214,10 +214,10 @@ def test_a_read_only_home_exits_with_2(invoke, lifecycle, config_file, tmp_path)
 
 
 def test_an_environment_that_fails_at_once_exits_with_2(invoke, lifecycle, config_file, home, monkeypatch):
-    def broken(config):
+    def broken(config, home):
         raise WorkloadError("step 1 raised ZeroDivisionError")
 
-    monkeypatch.setattr("offbeat.doctor.check_environment", broken)
+    monkeypatch.setattr("offbeat.doctor.check_workload", broken)
     result = invoke("run", config_file, "--home", home)
     assert (result.exit_code, lifecycle.calls) == (2, [])
     assert "nothing was started: step 1 raised ZeroDivisionError" in result.stderr

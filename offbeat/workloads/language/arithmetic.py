@@ -1,0 +1,24 @@
+"""Two-operand arithmetic as prompts: data that a small model can learn from nothing, made instead of downloaded."""
+
+import random
+from typing import Any
+
+
+def problems(*, count: int = 10_000, largest: int = 99, operations: str = "+", seed: int = 0) -> list[dict[str, Any]]:
+    """`count` different problems such as `12+7=`, each with its `answer`, and the same as a solved `completion`.
+
+    largest: of the operands, from 0 on. operations: any of + - *. Fewer problems are returned where there are no more.
+    """
+    everything = [
+        (left, operation, right)
+        for operation in operations
+        for left in range(largest + 1)
+        for right in range(largest + 1)
+    ]
+    random.Random(seed).shuffle(everything)
+    return [_row(*problem) for problem in everything[:count]]
+
+
+def _row(left: int, operation: str, right: int) -> dict[str, Any]:
+    value = {"+": left + right, "-": left - right, "*": left * right}[operation]
+    return {"prompt": f"{left}{operation}{right}=", "answer": str(value), "completion": str(value)}
