@@ -128,16 +128,13 @@ def _from_source(config: ModelConfig) -> tuple["PreTrainedModel", "PreTrainedTok
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     source = str(config.source)
-    place: str = source
-    file: dict[str, Any] = {}
-    unpacked: dict[str, Any] = {}
+    place, file, unpacked = source, {}, {}
     if source.endswith(".gguf"):
         path = Path(source)
-        place, file, unpacked = (
-            str(path.parent),
-            {"gguf_file": path.name},
-            {"quantization_config": GgufConfig(dequantize=True)},
-        )
+        place, file = str(path.parent), {"gguf_file": path.name}
+        unpacked = {
+            "quantization_config": GgufConfig(dequantize=True)
+        }  # Packed weights can be neither saved nor trained.
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, revision=config.revision, **file)
         model = AutoModelForCausalLM.from_pretrained(
@@ -145,8 +142,6 @@ def _from_source(config: ModelConfig) -> tuple["PreTrainedModel", "PreTrainedTok
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ConfigError(f"workload.model.source: {source} cannot be opened: {error}") from error
-    if unpacked:
-        model.hf_quantizer.remove_quantization_config(model)  # Or it could neither be saved nor trained.
     return model, _with_pad(tokenizer)
 
 
