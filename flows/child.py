@@ -22,7 +22,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed
 from flows.states import settle
 from flows.supervisor import Ending
 from flows.watch import PARENT_PID, StopWatch, stopped_by_signals
-from offbeat.errors import ConfigError, LogDamaged, NotReady, OffbeatError
+from offbeat.errors import ConfigError, LogDamaged, LogprobMismatch, NotReady, OffbeatError
 from offbeat.runs import Run
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def _called(run: Run, role: str, body: Body, stop: threading.Event) -> Ending:
         body(run, stop)
     except OffbeatError as error:
         logger.error("%s failed: %s: %s", role, type(error).__name__, error)
-        refused = isinstance(error, ConfigError | NotReady | LogDamaged)
+        refused = isinstance(error, ConfigError | NotReady | LogDamaged | LogprobMismatch)
         ending = Ending(outcome="refused" if refused else "failed", detail=f"{type(error).__name__}: {error}")
     except BaseException as error:
         _write_ending(run, role, Ending(outcome="failed", detail=f"{type(error).__name__}: {error}"))

@@ -23,6 +23,7 @@
     ├── CheckpointError          no valid checkpoint, or one that does not fit the run
     ├── ServiceUnavailable       the trainer's policy service does not answer
     ├── WorkloadError            the environment raised or returned what it must not
+    ├── LogprobMismatch          recorded log-probs are not those of the policy that acted
     ├── EvaluationError          an evaluation that cannot be scored
     ├── RegistryError            the model registry refused
     │   └── RegistryUnavailable  the registry does not answer, or has no room; trying again may help
@@ -132,6 +133,10 @@ class ServiceUnavailable(OffbeatError):
 
 class WorkloadError(OffbeatError):
     """The environment raised, or returned what it must not."""
+
+
+class LogprobMismatch(OffbeatError):
+    """Recorded log-probs are not those of the policy that acted; every importance weight would be wrong."""
 
 
 class EvaluationError(OffbeatError):

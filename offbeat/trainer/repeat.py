@@ -23,7 +23,7 @@ class Divergence:
 
 def train_step(learner: Learner, row: StepRow, batch: TrajectoryBatch, *, epoch: int) -> Outcome:
     """Do exactly what the row says. The outcome depends on the learner's state, the batch and the row's seed alone."""
-    metrics = learner.step(batch, seed=row.seed)
+    metrics = learner.step(batch, seed=row.seed, version=row.version_in)
     return Outcome(
         epoch=epoch,
         step=row.step,

@@ -52,8 +52,11 @@ class Rollout(Protocol):
 class Learner(Protocol):
     """Parameters that learn. Everything it computes is a function of its state, the batch and the seed."""
 
-    def step(self, batch: TrajectoryBatch, *, seed: int) -> dict[str, float]:
-        """One step on a batch; metrics hold at least `training_loss` and `samples` (environment steps or tokens)."""
+    def step(self, batch: TrajectoryBatch, *, seed: int, version: int = 0) -> dict[str, float]:
+        """One step on a batch; metrics hold at least `training_loss` and `samples` (environment steps or tokens).
+
+        version: the policy version that the parameters are at, to check what is recorded of it.
+        """
 
     def weights(self) -> Weights:
         """Parameters that generators need, as CPU tensors that later steps do not change."""

@@ -64,7 +64,7 @@ class ControlLearner:
         """Steps taken."""
         return self._steps
 
-    def step(self, batch: TrajectoryBatch, *, seed: int) -> dict[str, float]:
+    def step(self, batch: TrajectoryBatch, *, seed: int, version: int = 0) -> dict[str, float]:
         """One step on a batch; raises ContractViolation for unrolls that contradict themselves."""
         unrolls = self._with_scaled_rewards(unrolls_of(batch, self._device))
         rate = self._set_learning_rate()

@@ -28,6 +28,7 @@ from offbeat.trajectory import TrajectoryBatch
 from offbeat.workloads.adam_state import adam_tensors, check_adam_tensors, digest_of, load_adam_tensors
 from offbeat.workloads.base import Weights
 from offbeat.workloads.language.batches import Completions, completions_of, micro_batches
+from offbeat.workloads.language.checks import LogprobCheck
 from offbeat.workloads.language.fed_trainer import FedTrainer
 from offbeat.workloads.language.policy import LanguagePolicy
 
@@ -50,6 +51,7 @@ class LanguageLearner:
         self._policy = policy
         self._trainer = FedTrainer(policy, config, workload, algorithm)
         self._names, self._parameters = zip(*policy.trained.items(), strict=True)
+        self._check = LogprobCheck(algorithm, workload.sampling)
         self._optimizer: Any = self._trainer.optimizer
         self._micro_batch_tokens = algorithm.micro_batch_tokens
         self._steps = 0
@@ -59,8 +61,12 @@ class LanguageLearner:
         """Steps taken."""
         return self._steps
 
-    def step(self, batch: TrajectoryBatch, *, seed: int) -> dict[str, float]:
-        """One step on whole groups; an optimiser update for each minibatch of each epoch."""
+    def step(self, batch: TrajectoryBatch, *, seed: int, version: int = 0) -> dict[str, float]:
+        """One step on whole groups; an optimiser update for each minibatch of each epoch.
+
+        Raises LogprobMismatch when what is recorded of `version` is not what it samples.
+        """
+        checked = self._check(self._policy, batch, step=self._steps, version=version)
         rate = self._set_learning_rate()
         rewards = torch.from_numpy(batch.numpy("reward").copy()).view(-1, self._workload.group_size)
         advantages = group_advantages(rewards, self._algorithm.advantages).flatten()
@@ -75,6 +81,7 @@ class LanguageLearner:
         return {
             "training_loss": 0.0,
             **means,
+            **checked,
             **_reward_metrics(batch, rewards),
             "equal_groups": float(equal.sum()),
             "samples": float(rows.num_tokens),

@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from offbeat.errors import CheckpointError
 from offbeat.trajectory import TrajectoryBatch
+from offbeat.workloads.language.batches import completions_of
+from offbeat.workloads.language.engine import Completion, Request, TransformersEngine
 from offbeat.workloads.language.fed_trainer import FedTrainer
 from offbeat.workloads.language.learner import LanguageLearner
 from tests.unit.workloads.language.small_models import (
@@ -106,7 +108,7 @@ def test_a_step_is_a_function_of_state_batch_and_seed(base: Path) -> None:
     assert first.digest() != other.digest()
 
 
-@pytest.mark.parametrize("model", [{}, LORA], ids=["whole", "lora"])
+@pytest.mark.parametrize("model", [{}, LORA, {"dtype": "bfloat16"}], ids=["whole", "lora", "bfloat16"])
 def test_save_and_load_make_the_next_step_bit_equal(base: Path, tmp_path: Path, model: dict[str, Any]) -> None:
     batch = _batch(base, shift=0.1)
     learner = _learner(base, model=model, lr_schedule="linear")
@@ -411,3 +413,30 @@ def test_a_loss_scaler_that_is_too_high_comes_down(base: Path, monkeypatch: pyte
     assert skipped[-1] == 0
     assert scaler.get_scale() < 2.0**127
     assert skipped == sorted(skipped, reverse=True)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+@pytest.mark.parametrize("model", [{}, LORA], ids=["whole", "lora"])
+def test_what_the_engine_recorded_is_what_the_learner_scores(
+    architecture: str, model: dict[str, Any], tmp_path: Path
+) -> None:
+    own = make_base(tmp_path, architecture)
+    config = run_config(workload={"model": model, "sampling": {"temperature": 0.7, "max_new_tokens": 9}})
+    workload, algorithm = sections(config)
+    learner = LanguageLearner(config, workload, algorithm, open_policy(own, config))
+    learner.step(_batch(own), seed=0)
+    learner.step(_batch(own), seed=1)
+    policy = open_policy(own, config, seed=5)
+    policy.load_weights(learner.weights())
+    engine = TransformersEngine(workload.sampling, num_sequences=3, generator=torch.Generator().manual_seed(0))
+    engine.submit([Request(key=key, ids=prompt) for key, prompt in enumerate(PROMPTS)])
+    written: dict[int, Completion] = {}
+    while engine.num_open:
+        written |= {completion.key: completion for completion in engine.advance(policy, 2)}
+    batch = make_batch(
+        PROMPTS, [written[key].ids for key in range(8)], [written[key].logprobs for key in range(8)], REWARDS
+    )
+    scores = learner.score(completions_of(batch, torch.zeros(8)))
+    for key, scored in enumerate(scores):
+        torch.testing.assert_close(scored, torch.tensor(written[key].logprobs), rtol=1e-4, atol=1e-4)
+    assert learner.step(batch, seed=2)["clip_fraction"] == 0  # on-policy
