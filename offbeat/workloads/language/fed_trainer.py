@@ -89,6 +89,16 @@ class FedTrainer(GRPOTrainer):  # type: ignore[misc]
             if len(values) == len(passes)
         }
 
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, *more: Any, **named: Any
+    ) -> Any:
+        """TRL's, with positions: left to itself a model of absolute ones counts the padding before a prompt too."""
+
+        def placed(**inputs: Any) -> Any:
+            return model(**inputs, position_ids=(inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0))
+
+        return super()._get_per_token_logps_and_entropies(placed, input_ids, attention_mask, *more, **named)
+
     def _logprobs(self, model: Any, tensors: Mapping[str, Tensor]) -> Tensor:
         found: Tensor = self._get_per_token_logps_and_entropies(
             model,

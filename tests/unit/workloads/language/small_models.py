@@ -65,7 +65,7 @@ def run_config(
                 "batch_size": 8,
                 "max_steps": 10,
                 "gradient_clip": 1e9,
-                "algorithm": {"kind": "grpo", "learning_rate": 1e-2, **(algorithm or {})},
+                "algorithm": {"kind": "grpo", "learning_rate": 1e-2, "logprob_tolerance": 100.0, **(algorithm or {})},
                 **training,
             },
         }

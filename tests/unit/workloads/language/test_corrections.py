@@ -35,6 +35,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_base(tmp_path_factory.mktemp("base"))
 
 
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Relative positions, and absolute ones, which padding must not move."""
+    return make_base(tmp_path_factory.mktemp("base"), request.param)
+
+
 def _advantages() -> list[float]:
     """(r - mean) / (std + 1e-4) of the two groups: means 0.75 and 0.5, variances 11/12 and 1/3."""
     upper, lower = math.sqrt(11 / 12) + 1e-4, math.sqrt(1 / 3) + 1e-4
@@ -124,10 +130,10 @@ def _double_logprobs(model: Any, prompt: Sequence[int], ids: Sequence[int]) -> t
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.5])
 @pytest.mark.parametrize("correction", CORRECTIONS)
-def test_the_gradient_is_that_of_the_formula(base: Path, correction: str, kl_coef: float) -> None:
-    learner = _learner(base, correction=correction, kl_coef=kl_coef, micro_batch_tokens=32)
-    plain = open_policy(base, run_config()).model.double()
-    _step(learner, base, SHIFTS)
+def test_the_gradient_is_that_of_the_formula(either: Path, correction: str, kl_coef: float) -> None:
+    learner = _learner(either, correction=correction, kl_coef=kl_coef, micro_batch_tokens=32)
+    plain = open_policy(either, run_config()).model.double()
+    _step(learner, either, SHIFTS)
     _plain_loss(plain, copy.deepcopy(plain), correction, kl_coef=kl_coef).backward()
     for name, parameter in plain.named_parameters():
         ours = learner._policy.trained[name].grad
@@ -178,8 +184,8 @@ def test_recorded_logprobs_under_another_temperature_are_compared_at_that_temper
     assert metrics["training_loss"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_scores_are_those_of_a_plain_forward_pass(base: Path) -> None:
-    learner = _learner(base, micro_batch_tokens=16)
+def test_scores_are_those_of_a_plain_forward_pass(either: Path) -> None:
+    learner = _learner(either, micro_batch_tokens=16)
     batch = make_batch(PROMPTS, WRITTEN, [[0.0] * len(ids) for ids in WRITTEN], REWARDS)
     found = learner.score(completions_of(batch, torch.zeros(8)))
     for prompt, ids, scored in zip(PROMPTS, WRITTEN, found, strict=True):
