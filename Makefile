@@ -3,8 +3,9 @@
 CONFIG ?= deployments/cartpole.yaml
 ARGS   ?=
 VENV   ?= .venv
-# Extras of pyproject.toml to install, comma-separated: dev (tests, linters, types), box2d (LunarLander).
-EXTRAS ?= dev
+# Extras of pyproject.toml to install, comma-separated: dev (tests, linters, types), language (language models),
+# box2d (LunarLander).
+EXTRAS ?= dev,language
 # PyTorch's CPU wheel index, where the default build (CUDA on Linux, several gigabytes) is not wanted:
 #   make install TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
@@ -16,7 +17,7 @@ BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(EXTRAS)
 CODE      := offbeat flows tasks tests benchmarks
 
-.PHONY: help install run test check format bench chaos learn deploy constraints clean
+.PHONY: help install run run-language test check format bench chaos learn deploy constraints clean
 
 help:  ## Say what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,6 +26,9 @@ install: $(INSTALLED)  ## Install everything, pinned by constraints.txt, into .v
 
 run: $(INSTALLED)  ## Run a whole lifecycle: make run [CONFIG=deployments/NAME.yaml] [ARGS="--set seed=1"]
 	$(BIN)/offbeat run $(CONFIG) $(ARGS)
+
+run-language:  ## Post-train a small language model on arithmetic: deployments/arithmetic.yaml
+	$(MAKE) run CONFIG=deployments/arithmetic.yaml
 
 test: $(INSTALLED)  ## Run the tests (ARGS go to pytest), all but the long ones
 	$(BIN)/pytest $(ARGS)
@@ -51,7 +55,7 @@ learn: $(INSTALLED)  ## Run the tests that learn each environment (many minutes)
 deploy: $(INSTALLED)  ## Register every deployment of prefect.yaml at the server of PREFECT_API_URL
 	$(BIN)/prefect --no-prompt deploy --all
 
-constraints: $(INSTALLED)  ## Write constraints.txt anew from what .venv has (make it with EXTRAS=dev,box2d)
+constraints: $(INSTALLED)  ## Write constraints.txt anew from what .venv has (make it with EXTRAS=dev,language,box2d)
 	{ sed -n '/^#/p' constraints.txt; \
 	  $(BIN)/pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/+cpu$$//'; } > constraints.new
 	@! grep -n ' @ \|+' constraints.new || { echo 'constraints.new names a file or a local build; left for you to mend'; exit 1; }

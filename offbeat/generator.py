@@ -236,6 +236,7 @@ class Generator:
         samples = self._workload.num_samples(batch)
         self.metrics.observe_unroll(trajectories=len(batch), samples=samples)
         self.metrics.set_policy_version(self._buffer.version)
+        self.metrics.set_reward_faults(self._rollout.faults)
         self._log_line.collected(samples // len(batch))
 
     def _entries(self, batch: TrajectoryBatch) -> list[Entry]:

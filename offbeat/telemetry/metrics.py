@@ -10,7 +10,7 @@ restart must not lose are the ledger's totals, handed over with `set_account`.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -206,6 +206,7 @@ class GeneratorMetrics(ProcessMetrics):
         self._produced = 0
         self._admission_wait_s = 0.0
         self._env_errors = 0
+        self._reward_faults: Mapping[str, int] = {}
 
     def observe_unroll(self, *, trajectories: int, samples: int) -> None:
         """Report trajectories that are on the log now, and their samples."""
@@ -226,9 +227,17 @@ class GeneratorMetrics(ProcessMetrics):
         """Report one unroll lost to a failing environment."""
         self._env_errors += 1
 
+    def set_reward_faults(self, faults: Mapping[str, int]) -> None:
+        """Report rewards lost so far, by kind of fault."""
+        self._reward_faults = dict(faults)
+
     def collect(self) -> Iterator[Metric]:
         """Everything as Prometheus families."""
         yield from super().collect()
+        lost = CounterMetricFamily("offbeat_reward_faults", "Rewards lost, by kind of fault.", labels=["kind"])
+        for kind, count in sorted(self._reward_faults.items()):
+            lost.add_metric([kind], count)
+        yield lost
         yield GaugeMetricFamily(
             "offbeat_generator_busy_ratio", "Share of time not spent waiting for admission, lately.", self._busy.recent
         )
@@ -249,6 +258,7 @@ class GeneratorMetrics(ProcessMetrics):
                 "admission_wait_seconds_total": self._admission_wait_s,
                 "generator_busy_ratio": self._busy.recent,
                 "env_errors": self._env_errors,
+                "reward_faults": sum(self._reward_faults.values()),
             }
         )
 

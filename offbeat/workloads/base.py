@@ -36,6 +36,10 @@ class Rollout(Protocol):
     def num_trajectories(self) -> int:
         """Trajectories that the next `collect` returns; admission is asked for this many."""
 
+    @property
+    def faults(self) -> Mapping[str, int]:
+        """Rewards lost so far, by kind of fault; nothing where rewards cannot be lost."""
+
     def collect(
         self, policy: Policy, version: int, newest: Callable[[], tuple[int, Policy]] | None = None
     ) -> TrajectoryBatch:

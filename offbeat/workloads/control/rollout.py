@@ -1,6 +1,6 @@
 """The rollout of one generator: unrolls by a stepper, and new environments after a failure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -35,6 +35,11 @@ class ControlRollout:
     def num_trajectories(self) -> int:
         """One per environment."""
         return self._config.num_envs
+
+    @property
+    def faults(self) -> Mapping[str, int]:
+        """None: the environment's rewards come with its steps."""
+        return {}
 
     def collect(
         self, policy: Policy, version: int, newest: Callable[[], tuple[int, Policy]] | None = None

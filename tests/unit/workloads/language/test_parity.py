@@ -142,7 +142,9 @@ def test_on_policy_it_is_trls_loss_and_gradient(
 ) -> None:
     expected, gradients = _trl(base, **settings, folder=tmp_path)
     for tokens in (1000, 32, 16):
-        for correction in ("clip", "none", "truncated_token", "decoupled") if tokens == 32 else ("clip",):
+        # On-policy every correction is the same.
+        every = tokens == 32 and settings["loss"] == "dapo"
+        for correction in ("clip", "none", "truncated_token", "decoupled") if every else ("clip",):
             found, ours = _ours(base, on_policy, tokens, correction=correction, **settings)
             assert found == pytest.approx(expected, rel=1e-5, abs=2e-7), (tokens, correction)
             assert ours.keys() == gradients.keys()
