@@ -78,10 +78,8 @@ def test_a_made_model_has_the_shape_that_was_asked_for(
     state = torch.get_rng_state()
     _prepared(_config(data, made={"architecture": architecture}), tmp_path / "base")
     assert torch.equal(torch.get_rng_state(), state)
-    model, tokenizer = (
-        open_model(tmp_path / "base", ModelConfig(), device="cpu"),
-        open_tokenizer(tmp_path / "base"),
-    )
+    model = open_model(tmp_path / "base", ModelConfig(), device="cpu")
+    tokenizer = open_tokenizer(tmp_path / "base")
     assert type(model) is kind
     assert model.config.vocab_size == len(tokenizer)
     assert model.config.hidden_size == 16
@@ -265,7 +263,7 @@ def test_a_damaged_policy_folder_is_refused(base: Path, tmp_path: Path, damaged:
 
 def test_weights_are_refused_whole(base: Path) -> None:
     policy = LanguagePolicy(open_model(base, ModelConfig(), device="cpu"), open_tokenizer(base))
-    good, name = policy.weights(), next(iter(policy.trained))
+    good, name = dict(policy.weights()), next(iter(policy.trained))
     bad = {
         "weights differ in": {key: tensor for key, tensor in good.items() if key != name},
         "hold NaN or infinity": good | {name: torch.full_like(good[name], float("nan"))},

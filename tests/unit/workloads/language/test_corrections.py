@@ -137,7 +137,7 @@ def test_the_gradient_is_that_of_the_formula(either: Path, correction: str, kl_c
     learner = _learner(either, correction=correction, kl_coef=kl_coef, micro_batch_tokens=32)
     plain = open_policy(either, run_config()).model.double()
     _step(learner, either, SHIFTS)
-    _plain_loss(plain, copy.deepcopy(plain), correction, kl_coef=kl_coef).backward()
+    _plain_loss(plain, copy.deepcopy(plain), correction, kl_coef=kl_coef).backward()  # type: ignore[no-untyped-call]
     for name, parameter in plain.named_parameters():
         ours = learner._policy.trained[name].grad
         assert ours is not None

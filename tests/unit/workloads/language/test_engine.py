@@ -195,7 +195,7 @@ def test_a_stop_text_of_many_tokens_a_character(llama: LanguagePolicy) -> None:
             return bytes(ids).decode("utf-8", "replace")
 
     stop = "\U0001f600" * 8
-    policy = LanguagePolicy(llama.model, OfBytes())  # type: ignore[arg-type]
+    policy = LanguagePolicy(llama.model, OfBytes())
     engine = _engine(stop=(stop,), max_new_tokens=100)
     completion = Completion(key=0, ids=list(b"ab" + stop.encode()))
     assert engine._ends(completion, policy)

@@ -79,7 +79,7 @@ def test_a_template_that_fails_names_the_row(tokenizer: PreTrainedTokenizerBase)
 
 
 def test_the_system_prompt_comes_first_and_only_once(tokenizer: PreTrainedTokenizerBase) -> None:
-    said = {"system_prompt": "Be brief."}
+    said: dict[str, Any] = {"system_prompt": "Be brief."}
     assert _text(_made("hi", tokenizer, **said), tokenizer) == "system: Be brief.\nuser: hi\nassistant:"
     messages = [{"role": "user", "content": "hi"}]
     prompt = _made(messages, tokenizer, **said)
