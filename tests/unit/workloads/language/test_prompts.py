@@ -152,6 +152,14 @@ def test_a_tokenizer_without_a_pad_token_pads_with_its_end(tmp_path: Path) -> No
     assert open_tokenizer(tmp_path).pad_token == own.eos_token
 
 
+def test_a_tokenizer_without_any_special_token_cannot_pad(tmp_path: Path) -> None:
+    own = make_tokenizer()
+    own.pad_token = own.eos_token = own.unk_token = None
+    own.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="neither a pad, an end nor an unknown token"):
+        open_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
