@@ -321,7 +321,9 @@ def _check_lengths(batch: TrajectoryBatch, name: str, other: str) -> None:
 
 
 def _check_groups(batch: TrajectoryBatch) -> None:
-    counts = np.unique(batch.numpy("group_id"), return_counts=True)[1]
-    sizes = np.unique(batch.numpy("group_size"))
-    if len(sizes) != 1 or (counts != sizes[0]).any():
+    ids, sizes = batch.numpy("group_id"), np.unique(batch.numpy("group_size"))
+    # Runs of one id, not counts of it: whoever reads a batch takes a group's rows to stand side by side.
+    begins = np.flatnonzero(np.diff(ids, prepend=ids[:1] - 1))
+    counts = np.diff(begins, append=len(ids))
+    if len(sizes) != 1 or (counts != sizes[0]).any() or len(np.unique(ids)) != len(begins):
         raise ContractViolation(f"groups: got sizes {sorted(set(counts.tolist()))}, expected {sizes.tolist()} each")

@@ -171,8 +171,21 @@ class LanguageWorkload:
     def _prompts(self, rows: "Sequence[tuple[int, dict[str, object]]]") -> "list[Prompt]":
         from offbeat.workloads.language.prompts import make_prompts
 
-        data = self._config.data
-        return make_prompts(rows, data, self._tokenizer, max_tokens=data.max_prompt_tokens)
+        return make_prompts(rows, self._config.data, self._tokenizer, max_tokens=self._most_prompt_tokens)
+
+    @property
+    def _most_prompt_tokens(self) -> int:
+        """The configured bound, or what the model's positions leave beside the longest completion."""
+        from offbeat.workloads.language.base_model import num_positions
+
+        wanted, positions = self._config.data.max_prompt_tokens, num_positions(self._base)
+        left = positions - self._config.sampling.max_new_tokens if positions else wanted
+        if left < 1:
+            raise ConfigError(
+                f"workload.sampling.max_new_tokens: got {self._config.sampling.max_new_tokens}, but the model has"
+                f" {positions} positions for prompt and completion together"
+            )
+        return min(wanted, left)
 
     @property
     def _functions(self) -> tuple[RewardConfig, ...]:

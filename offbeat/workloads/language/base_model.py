@@ -38,7 +38,8 @@ def prepare_base(config: RunConfig, workload: LanguageConfig, folder: Path) -> d
     """
     if not folder.exists():
         working = folder.with_name(f"{folder.name}.{os.getpid()}.part")
-        shutil.rmtree(working, ignore_errors=True)
+        for left in folder.parent.glob(f"{folder.name}.*.part"):  # of a provision that was killed
+            shutil.rmtree(left, ignore_errors=True)
         measures = _make(config, workload, working)
         (working / MEASURES_FILE).write_text(json.dumps(measures), encoding="utf-8")
         working.rename(folder)
@@ -54,6 +55,14 @@ def open_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
         return _with_pad(AutoTokenizer.from_pretrained(folder))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"no tokenizer can be opened in {folder}: {error}") from error
+
+
+def num_positions(folder: Path) -> int | None:
+    """How many tokens the model of a folder can hold at once, where it says so."""
+    from transformers import AutoConfig
+
+    found = getattr(AutoConfig.from_pretrained(folder, local_files_only=True), "max_position_embeddings", None)
+    return int(found) if found else None
 
 
 def open_model(folder: Path, model: ModelConfig, *, device: str, seed: int = 0) -> "PreTrainedModel":
