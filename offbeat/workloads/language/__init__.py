@@ -4,6 +4,7 @@ rows ──> prompts ──> engine ──> scoring (rewards) ──> columns �
 base_model (made, opened or fetched; warm_up)             rollout: keeps groups whole
 """
 
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -35,6 +36,7 @@ class LanguageWorkload:
     """The work of a LanguageConfig, from the base folder that `prepare` made."""
 
     def __init__(self, config: RunConfig, *, base: Path) -> None:
+        _hush()
         self._run = config
         self._config, self._algorithm = language_sections(config)
         self._base = base
@@ -205,3 +207,10 @@ class LanguageWorkload:
         rewards = self._config.rewards
         weights = [function.weight for function in self._functions]
         return RewardCombiner(weights, clip=rewards.clip, smoothing=rewards.smoothing)
+
+
+def _hush() -> None:
+    """No progress bars and no advice of transformers on a log; set in the environment, which its import reads."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")

@@ -211,11 +211,11 @@ def _forward(
         input_ids=ids,
         attention_mask=mask,
         position_ids=positions,
-        past_key_values=cache,
+        cache=cache,
         use_cache=True,
         logits_to_keep=1,
     )
-    layers = [(layer.keys, layer.values) for layer in output.past_key_values.layers]
+    layers = [(layer.keys, layer.values) for layer in output.cache.layers]
     return layers, output.logits[:, -1]
 
 
