@@ -72,7 +72,7 @@ class FakeRegistry:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(evaluation, "open_workload", lambda config: FakeWorkload())
+    monkeypatch.setattr(evaluation, "open_workload", lambda config, base: FakeWorkload())
     config = parse_config({"name": "demo", "evaluation": {"episodes": 3, "seed": 7}})
     return Run(run_id="demo-1", config=config, home=tmp_path)
 
