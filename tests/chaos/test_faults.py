@@ -87,6 +87,7 @@ def test_damaged_and_duplicated_records_are_counted_and_the_run_goes_on(tmp_path
     assert replay_run(run).divergences == ()
 
 
+@pytest.mark.chaos
 def test_zombie_trainer_is_fenced(tmp_path):
     run = new_run(tmp_path, max_steps=60)
     with Sides(run) as sides:

@@ -75,6 +75,7 @@ def test_trainer_generator_and_account_refuse_a_damaged_log(run: Run, found: str
     assert partition(run).exists() == existed
 
 
+@pytest.mark.chaos
 def test_trainer_refuses_an_older_copy_of_one_partition(run: Run) -> None:
     with closing(sqlite3.connect(partition(run), isolation_level=None)) as db:
         db.execute("DELETE FROM records WHERE position > 0")
@@ -100,6 +101,7 @@ def test_a_partition_deleted_under_a_working_run_ends_it(run: Run) -> None:
     assert not partition(run).exists()
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(600)
 def test_the_lifecycle_fails_at_once_with_the_damages_name(
     run: Run, prefect_url: str, monkeypatch: pytest.MonkeyPatch
