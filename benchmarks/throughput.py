@@ -50,7 +50,7 @@ class Measured:
 def main(argv: Sequence[str]) -> int:
     """Run and print; 1 when a run does not account for every trajectory."""
     parser = argparse.ArgumentParser(prog="offbeat bench throughput", description="Throughput of a real run.")
-    parser.add_argument("--steps", type=int, default=200, help="steps of each run")
+    parser.add_argument("--steps", type=int, default=500, help="steps of each run")
     parser.add_argument("--set", action="append", default=[], help="section.key=value", metavar="KEY=VALUE")
     options = parser.parse_args(argv)
     overrides = [*SETTINGS, f"training.max_steps={options.steps}", *options.set]
