@@ -155,6 +155,9 @@ class GrpoConfig(Section):
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="Course of the step size over max_steps."
     )
+    warmup_steps: int = Field(
+        0, ge=0, le=1_000_000, description="Steps over which the step size rises: AdamW's first ones know no scale."
+    )
     weight_decay: float = Field(0.0, ge=0, le=1, description="Weight decay of AdamW.")
     clip_low: float = Field(0.2, gt=0, lt=1, description="Clip range below a ratio of 1.")
     clip_high: float = Field(0.28, gt=0, le=10, description="Clip range above a ratio of 1.")

@@ -152,6 +152,7 @@ class LanguageLearner:
     def _set_learning_rate(self) -> float:
         algorithm, last = self._algorithm, self._training.max_steps
         rate = learning_rate(algorithm.lr_schedule, algorithm.learning_rate, step=self._steps, max_steps=last)
+        rate *= min(1.0, (self._steps + 1) / (algorithm.warmup_steps + 1))
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         return rate
