@@ -87,6 +87,12 @@ def test_a_step_learns_and_measures(base: Path) -> None:
     assert all(math.isfinite(value) for value in metrics.values())
 
 
+def test_the_step_size_rises_in_a_straight_line_and_stays(base: Path) -> None:
+    learner, batch = _learner(base, warmup_steps=3), _batch(base)
+    rates = [learner.step(batch, seed=seed)["learning_rate"] for seed in range(5)]
+    assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01])
+
+
 def test_better_completions_become_likelier(base: Path) -> None:
     learner, batch = _learner(base), _batch(base)
     model = learner._policy.model
