@@ -11,7 +11,7 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from offbeat.errors import CheckpointError
+from offbeat.errors import CheckpointError, LogprobMismatch
 from offbeat.trajectory import TrajectoryBatch
 from offbeat.workloads.language.batches import completions_of
 from offbeat.workloads.language.engine import Completion, Request, TransformersEngine
@@ -446,3 +446,10 @@ def test_what_the_engine_recorded_is_what_the_learner_scores(
     for key, scored in enumerate(scores):
         torch.testing.assert_close(scored, torch.tensor(written[key].logprobs), rtol=1e-4, atol=1e-4)
     assert learner.step(batch, seed=2)["clip_fraction"] == 0  # on-policy
+
+
+def test_recorded_logprobs_of_another_sampler_stop_the_run(base: Path) -> None:
+    same = _learner(base, logprob_tolerance=0.05).step(_batch(base), seed=0)
+    assert same["logprob_difference"] == pytest.approx(0.0, abs=1e-5)
+    with pytest.raises(LogprobMismatch, match=r"differ by 0\.3 on average.*likely cause is another number type"):
+        _learner(base, logprob_tolerance=0.05).step(_batch(base, shift=0.3), seed=0)
