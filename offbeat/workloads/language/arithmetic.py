@@ -12,18 +12,40 @@ def problems(
     largest: of the operands, from 0 on. operations: any of + - *. padded: all numbers of one width, `12+07=` and `019`.
     Fewer problems are returned where there are no more.
     """
-    everything = [
-        (left, operation, right)
-        for operation in operations
-        for left in range(largest + 1)
-        for right in range(largest + 1)
-    ]
-    random.Random(seed).shuffle(everything)
     width = len(str(largest)) if padded else 0
-    return [_row(*problem, width=width) for problem in everything[:count]]
+    return [_row(*problem, width=width) for problem in _everything(count, largest, operations, seed)]
+
+
+def questions(
+    *,
+    count: int = 10_000,
+    largest: int = 9,
+    operations: str = "+",
+    wording: str = "What is {problem}? Answer with the number only.",
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """The same for a model that chats: messages that ask for `{problem}`, such as `3 + 4`, and the `answer`."""
+    rows = []
+    for left, operation, right in _everything(count, largest, operations, seed):
+        asked = wording.format(problem=f"{left} {operation} {right}")
+        answer = str(_value(left, operation, right))
+        rows.append({"prompt": [{"role": "user", "content": asked}], "answer": answer})
+    return rows
 
 
 def _row(left: int, operation: str, right: int, *, width: int) -> dict[str, Any]:
-    value = {"+": left + right, "-": left - right, "*": left * right}[operation]
+    value = _value(left, operation, right)
     prompt = f"{left:0{width}d}{operation}{right:0{width}d}="
     return {"prompt": prompt, "answer": str(value), "completion": f"{value:0{width + 1}d}" if width else str(value)}
+
+
+def _everything(count: int, largest: int, operations: str, seed: int) -> list[tuple[int, str, int]]:
+    """At most `count` problems, none twice, in the seed's order."""
+    operands = range(largest + 1)
+    problems = [(left, operation, right) for operation in operations for left in operands for right in operands]
+    random.Random(seed).shuffle(problems)
+    return problems[:count]
+
+
+def _value(left: int, operation: str, right: int) -> int:
+    return {"+": left + right, "-": left - right, "*": left * right}[operation]

