@@ -153,6 +153,12 @@ class RewardsConfig(Section):
 
     functions: tuple[RewardConfig, ...] = Field((), description="Rewards; by default `training.reward_fn` alone.")
     timeout_s: float = Field(30.0, gt=0, le=86400, description="Seconds a batch of rewards may take.")
+    max_waiting: int = Field(
+        4096,
+        ge=1,
+        le=1 << 20,
+        description="Most completions of a generator that wait for rewards at once; max_staleness bounds them as well.",
+    )
     clip: float | None = Field(None, gt=0, le=1e9, description="Rewards are clipped to this size, up and down.")
     smoothing: float = Field(
         0.0,

@@ -1,6 +1,7 @@
 """Rewards of completions: built in by name, or `package.module:function` with TRL's signature.
 
-completions, columns ──> RewardProcess ──pipe──> worker (a process of its own): every function at once
+completions, columns ──> RewardProcess ──pipe──> worker (a process of its own): every function at once, an async one
+                              │                  on several batches at once
                               │  no answer in time, exception, None, NaN, wrong length: counted by kind
                               └──> RewardTable [N, F] ──> combine (weights, clip, smoothing) ──> rewards [N]
 """

@@ -1,31 +1,27 @@
 """Rewards in a process of their own, so that none can stop, hang or read the generator.
 
-A batch has `timeout_s`. A function that has not answered by then, that raised, or that answered something else than one
-number per completion, gives NaN for the whole batch; a single None, NaN or infinity is NaN for its completion. Each is
-counted by kind. After a hang or a death the next batch gets a new process.
+A batch has `timeout_s` with each function. A function that has not answered by then, that raised, or that answered
+something else than one number per completion, gives NaN for the whole batch; a single None, NaN or infinity is NaN for
+its completion. Each is counted by kind. After a hang or a death the process is started anew, and what other batches
+had not been answered is asked again: of every batch alone, where it is not known which of them it was.
 """
 
-import json
+import itertools
 import logging
-import os
-import queue
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from offbeat.errors import ConfigError
+from offbeat.rewards.life import Answered, Life
 
 logger = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 120.0
 FaultKind = Literal["exception", "timeout", "died", "wrong_length", "none", "nan", "infinity"]
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -39,7 +35,7 @@ class RewardTable:
 
 
 class RewardProcess:
-    """Scores batches with F functions. Owned by one thread; `close` ends the process.
+    """Scores batches with F functions, those of several threads at once. `close` ends the process.
 
     functions: name and arguments of each. output: file that takes what the functions print and raise (mode 0600).
     """
@@ -48,8 +44,17 @@ class RewardProcess:
         self._specs = [{"name": name, "arguments": dict(arguments)} for name, arguments in functions]
         self._timeout_s = timeout_s
         self._output = output
-        self._batch = 0
-        self._worker: _Worker | None = None
+        self._batches = itertools.count(1)
+        self._turns = _Turns()
+        self._lock = threading.Lock()
+        self._life: Life | None = None
+        self._overlaps = False
+        self._closings = 0
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether asking for several batches at once is of use: some function is async. False before the start."""
+        return self._overlaps
 
     def start(self) -> None:
         """Start the process and load the functions; raises ConfigError for one that cannot be loaded."""
@@ -63,50 +68,107 @@ class RewardProcess:
         completion_ids: Sequence[Sequence[int]],
         columns: Mapping[str, Sequence[Any]],
     ) -> RewardTable:
-        """Rewards of N completions, N of everything; raises ConfigError only where a function cannot be loaded."""
-        worker = self._started()
-        self._batch += 1
+        """Rewards of N completions, N of everything; raises ConfigError only where a function cannot be loaded.
+
+        All NaN, and no fault, when the process is closed meanwhile.
+        """
         arguments = {
             **columns,
             "prompts": list(prompts),
             "completions": list(completions),
             "completion_ids": [list(map(int, ids)) for ids in completion_ids],
         }
-        answers = worker.ask(self._batch, arguments, len(self._specs), self._timeout_s)
-        died = worker.ended
-        if died or len(answers) < len(self._specs):
-            self.close()
-        return self._table(answers, len(completions), died=died)
+        answers = self._answers(next(self._batches), arguments)
+        return self._table(answers, len(completions))
 
     def close(self) -> None:
         """End the process."""
-        if self._worker is not None:
-            self._worker.kill()
-        self._worker = None
+        with self._lock:
+            self._closings += 1
+            if self._life is not None:
+                self._life.kill()
+            self._life = None
 
-    def _started(self) -> "_Worker":
-        if self._worker is None:
-            self._worker = _Worker(self._specs, self._output)
-        return self._worker
+    def _answers(self, batch: int, arguments: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+        """An answer of each function, `lost` where there is none; asks again for what another batch has ended."""
+        closings = self._closings
+        answers: dict[int, Mapping[str, Any]] = {}
+        alone = False
+        while missing := [index for index in range(len(self._specs)) if index not in answers]:
+            with self._turns.taken(alone=alone):
+                if self._closings != closings:
+                    return answers
+                life = self._started()
+                answered = life.ask(batch, arguments, missing)
+            answers |= answered.answers
+            if answered.fate == "whole":
+                return answers
+            self._discard(life)
+            answers |= self._losses(answered, missing) if self._closings == closings else {}
+            alone = alone or answered.fate == "unclear"
+        return answers
 
-    def _table(self, answers: Mapping[int, Mapping[str, Any]], count: int, *, died: bool) -> RewardTable:
+    def _losses(self, answered: Answered, asked: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+        unanswered = [index for index in asked if index not in answered.answers]
+        if answered.fate == "died":
+            return {index: {"lost": "died"} for index in unanswered}
+        return {index: {"lost": "timeout"} for index in answered.late}
+
+    def _started(self) -> Life:
+        with self._lock:
+            if self._life is None:
+                self._life = Life(self._specs, timeout_s=self._timeout_s, output=self._output)
+                self._overlaps = any(self._life.overlapping)
+            return self._life
+
+    def _discard(self, life: Life) -> None:
+        """The next one to ask gets a new process."""
+        with self._lock:
+            if self._life is life:
+                life.kill()
+                self._life = None
+
+    def _table(self, answers: Mapping[int, Mapping[str, Any]], count: int) -> RewardTable:
         values = np.full((count, len(self._specs)), np.nan)
         faults: Counter[FaultKind] = Counter()
-        for index, spec in enumerate(self._specs):
-            answer = answers.get(index)
-            fault, text = _fault_of(answer, count, died=died)
-            if fault is None and answer is not None:
+        for index, answer in answers.items():
+            fault, text = _fault_of(answer, count)
+            if fault is None:
                 values[:, index] = _checked(answer["values"], faults)
                 continue
-            if fault is not None:
-                faults[fault] += count
-                logger.warning("reward %s: %s; its %d values are left out", spec["name"], text, count)
+            faults[fault] += count
+            logger.warning("reward %s: %s; its %d values are left out", self._specs[index]["name"], text, count)
         return RewardTable(values=values, faults=dict(+faults))
 
 
-def _fault_of(answer: Mapping[str, Any] | None, count: int, *, died: bool) -> tuple[FaultKind | None, str]:
-    if answer is None:
-        return ("died", "its process ended") if died else ("timeout", "no answer in time, its process was ended")
+class _Turns:
+    """Who may ask: many at once, or one alone. Whoever wants to be alone waits for no newcomers."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._wishes = 0  # of those who are, or want to be, alone
+
+    @contextmanager
+    def taken(self, *, alone: bool) -> Iterator[None]:
+        with self._changed:
+            self._wishes += alone
+            self._changed.wait_for(lambda: self._inside == 0 if alone else self._wishes == 0)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._wishes -= alone
+                self._changed.notify_all()
+
+
+def _fault_of(answer: Mapping[str, Any], count: int) -> tuple[FaultKind | None, str]:
+    if answer.get("lost") == "died":
+        return "died", "its process ended"
+    if "lost" in answer:
+        return "timeout", "no answer in time"
     if "error" in answer:
         return "exception", f"it raised {answer['error']}"
     if len(answer["values"]) != count:
@@ -124,89 +186,3 @@ def _checked(values: Sequence[float | None], faults: Counter[FaultKind]) -> Arra
     faults["infinity"] += int(infinite.sum())
     array[infinite] = np.nan
     return array
-
-
-class _Worker:
-    """One life of the rewards' process."""
-
-    def __init__(self, specs: Sequence[Mapping[str, Any]], output: Path) -> None:
-        self.ended = False
-        output.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "offbeat.rewards.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=descriptor,
-                text=True,
-                encoding="utf-8",
-                errors="surrogatepass",
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        finally:
-            os.close(descriptor)
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, args=(self._process.stdout,), name="rewards", daemon=True).start()
-        self._write(specs)
-        self._await_ready(output)
-
-    def ask(self, batch: int, arguments: Mapping[str, Any], count: int, timeout_s: float) -> dict[int, dict[str, Any]]:
-        """Answers by function, as many as came in time."""
-        answers: dict[int, dict[str, Any]] = {}
-        deadline = time.monotonic() + timeout_s
-        # A process that does not even read would block the question itself.
-        watchdog = threading.Timer(timeout_s, self._process.kill)
-        watchdog.start()
-        self._write({"batch": batch, "arguments": arguments})
-        watchdog.cancel()
-        while len(answers) < count:
-            answer = self._next(deadline)
-            if answer is None:
-                break
-            if answer["batch"] == batch:
-                answers[answer["function"]] = answer
-        return answers
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
-
-    def _await_ready(self, output: Path) -> None:
-        answer = self._next(time.monotonic() + START_TIMEOUT_S)
-        if answer is not None and "ready" in answer:
-            return
-        self.kill()
-        if answer is None:
-            raise ConfigError(f"the rewards' process did not start within {START_TIMEOUT_S:g} s; see {output}")
-        raise ConfigError(f"{answer['refused']}; what it printed is in {output}")
-
-    def _write(self, message: Any) -> None:
-        try:
-            if self._process.stdin is not None:
-                self._process.stdin.write(json.dumps(message, default=str) + "\n")
-                self._process.stdin.flush()
-        except BrokenPipeError:
-            self.ended = True  # It has ended; the reader's end of file says so to the one who waits.
-
-    def _next(self, deadline: float) -> dict[str, Any] | None:
-        try:
-            line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            return None
-        if line is None:
-            self.ended = True
-            return None
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def _read(self, stream: IO[str]) -> None:
-        try:
-            for line in stream:
-                self._lines.put(line)
-        except ValueError:
-            return  # closed by `kill`
-        self._lines.put(None)

@@ -1,20 +1,26 @@
 """The rewards' own process: `python -m offbeat.rewards.worker`, one JSON line a question, one JSON line an answer.
 
+A plain function works on one batch at a time in a thread of its own. An async one has an event loop of its own, on
+which it waits for as many batches as are asked; there `timeout_s` cuts it off without ending the process.
 What a reward prints goes where the parent has put this process's standard error, never into the answers.
 """
 
 import asyncio
+import functools
 import inspect
 import json
 import os
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO
 
 from offbeat.errors import ConfigError
 from offbeat.rewards.loading import RewardFunction, load_function
+
+Say = Callable[[dict[str, Any]], None]
+Take = Callable[[dict[str, Any]], object]
 
 
 def main() -> None:
@@ -24,18 +30,19 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     say = _Answers(answers)
+    setting = json.loads(questions.readline())
     try:
-        functions = [load_function(spec["name"], spec["arguments"]) for spec in json.loads(questions.readline())]
+        functions = [load_function(spec["name"], spec["arguments"]) for spec in setting["functions"]]
     except ConfigError as error:
         traceback.print_exc()
         say({"refused": str(error)})
         return
-    say({"ready": os.getpid()})
-    pool = ThreadPoolExecutor(max_workers=max(1, len(functions)))
+    takers = [_taker(say, index, function, setting["timeout_s"]) for index, function in enumerate(functions)]
+    say({"ready": os.getpid(), "overlapping": [is_async(function) for function in functions]})
     for line in questions:
         question = json.loads(line)
-        for index, function in enumerate(functions):
-            pool.submit(_answer, say, function, index, question)
+        for index in question["functions"]:
+            takers[index](question)
     # A function that hangs must not keep this process alive when its parent has gone.
     os._exit(0)
 
@@ -54,9 +61,34 @@ class _Answers:
             self._stream.flush()
 
 
-def _answer(
-    say: Callable[[dict[str, Any]], None], function: RewardFunction, index: int, question: dict[str, Any]
-) -> None:
+def is_async(function: RewardFunction) -> bool:
+    """Whether a function is declared async, be it wrapped in partials or a callable object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _taker(say: Say, index: int, function: RewardFunction, timeout_s: float) -> Take:
+    """What a question to this function is given to."""
+    if not is_async(function):
+        pool = ThreadPoolExecutor(max_workers=1)
+        return lambda question: pool.submit(_answer, say, function, index, question)
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=_turn, args=(loop,), daemon=True).start()
+    return lambda question: asyncio.run_coroutine_threadsafe(
+        _answer_async(say, function, index, question, timeout_s), loop
+    )
+
+
+def _turn(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            loop.run_forever()
+        except BaseException:  # noqa: BLE001 - SystemExit in a task of a reward's own leaves the loop
+            traceback.print_exc()
+
+
+def _answer(say: Say, function: RewardFunction, index: int, question: dict[str, Any]) -> None:
     answer = {"batch": question["batch"], "function": index}
     try:
         values = function(**question["arguments"])
@@ -66,6 +98,20 @@ def _answer(
     except BaseException as error:  # noqa: BLE001 - a reward may raise anything, SystemExit among it
         traceback.print_exc()
         say(answer | {"error": _named(error)})
+
+
+async def _answer_async(
+    say: Say, function: Callable[..., Coroutine[Any, Any, Any]], index: int, question: dict[str, Any], timeout_s: float
+) -> None:
+    answer = {"batch": question["batch"], "function": index}
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            values = await function(**question["arguments"])
+        say(answer | {"values": _plain(values)})
+    except BaseException as error:  # noqa: BLE001 - a reward may raise anything, SystemExit among it
+        traceback.print_exc()
+        say(answer | ({"lost": "timeout"} if limit.expired() else {"error": _named(error)}))
 
 
 async def _awaited(values: Any) -> Any:

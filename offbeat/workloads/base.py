@@ -34,7 +34,7 @@ class Rollout(Protocol):
 
     @property
     def num_trajectories(self) -> int:
-        """Trajectories that the next `collect` returns; admission is asked for this many."""
+        """Trajectories that admission is asked for: what the next `collect` returns, and what is begun beyond that."""
 
     @property
     def faults(self) -> Mapping[str, int]:
@@ -43,7 +43,7 @@ class Rollout(Protocol):
     def collect(
         self, policy: Policy, version: int, newest: Callable[[], tuple[int, Policy]] | None = None
     ) -> TrajectoryBatch:
-        """Act until `num_trajectories` are complete; raises WorkloadError when the environment fails.
+        """Act until one call's worth of trajectories is complete; raises WorkloadError when the environment fails.
 
         newest: the newest version and its policy, for work that can take it up before the end. After
         a WorkloadError the next call starts from fresh episodes and nothing of the failed unroll is returned.
@@ -73,6 +73,9 @@ class Learner(Protocol):
 
     def load(self, folder: Path) -> None:
         """Take over what `save` wrote, exactly; raises CheckpointError when it does not fit."""
+
+    def close(self) -> None:
+        """Give back the processes that it learns with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +117,12 @@ class Workload(Protocol):
 
     def make_learner(self) -> Learner:
         """A learner at step 0; its parameters come from the run's seed alone."""
+
+    def follow(self) -> None:
+        """Be one of several trainer processes, not the first, until the first one ends.
+
+        Raises ConfigError where that kind of work learns in one process, WorkloadError when the first one is gone.
+        """
 
     def load_policy(self, folder: Path) -> Policy:
         """The policy that a checkpoint's `policy/` folder holds; raises CheckpointError."""

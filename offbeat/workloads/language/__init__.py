@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from offbeat.workloads.language.policy import LanguagePolicy
     from offbeat.workloads.language.prompts import Prompt, Split
+    from offbeat.workloads.language.team import Team
 
 
 # What the extra `language` brings; looked for before anything is imported.
@@ -103,16 +104,44 @@ class LanguageWorkload:
             engine=engine,
             scorer=Scorer(self._rewards(f"generator-{seed}"), self._combine(), self._tokenizer),
             seed=seed,
-            # A synchronous run has nothing to do while it waits for rewards; any other writes on.
-            ahead=config.num_groups if self._run.training.max_staleness else 0,
+            ahead=self._groups_ahead,
         )
 
-    def make_learner(self) -> Learner:
-        """A learner at step 0: the base model."""
-        from offbeat.workloads.language.learner import LanguageLearner
+    @property
+    def _groups_ahead(self) -> int:
+        """Groups that may wait for rewards beyond a collect: no more than are still fresh when they are trained.
 
+        None in a synchronous run, which has nothing to do while it waits.
+        """
+        run, config = self._run, self._config
+        fresh = run.training.max_staleness * run.training.batch_bounds[0] // run.generator.num_generators
+        return max(0, min(fresh, config.rewards.max_waiting) // config.group_size - config.num_groups)
+
+    def make_learner(self) -> Learner:
+        """A learner at step 0: the base model, held by `strategy.num_workers` processes."""
+        from offbeat.workloads.language.learner import LanguageLearner
+        from offbeat.workloads.language.team_start import open_team
+
+        team = open_team(self._run, self._base)
         policy = self._open_policy(self._run.training.device)
-        return LanguageLearner(self._run, self._config, self._algorithm, policy)
+        return LanguageLearner(self._run, self._config, self._algorithm, policy, team)
+
+    def follow(self) -> None:
+        """Be one of the trainer processes that a launcher such as torchrun started, not the first."""
+        from offbeat.workloads.language.follower import ignore_signals
+        from offbeat.workloads.language.team_start import join_launched
+
+        ignore_signals()
+        self.follow_in(join_launched(self._run))
+
+    def follow_in(self, team: "Team") -> None:
+        """Do this process's share of every step until the team's first process ends."""
+        from offbeat.workloads.language.follower import follow
+
+        try:
+            follow(self._run, self._open_policy(self._run.training.device), team)
+        finally:
+            team.close()
 
     def load_policy(self, folder: Path) -> Policy:
         """The policy of a checkpoint's `policy/` folder; raises CheckpointError."""

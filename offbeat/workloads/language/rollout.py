@@ -3,7 +3,8 @@
     prompts ──> engine ──> whole groups ──> scorer (rewards) ──> TrajectoryBatch
                   ▲ new weights: between decoding steps (in-flight updates), or when no sequence runs
 
-While rewards are waited for, the next prompts are already being written, as far ahead as `ahead` allows.
+While rewards are waited for, the next prompts are already being written, as far ahead as `ahead` allows. Groups are
+handed over in the order in which they were written, so that none gets old behind others that were begun later.
 """
 
 import time
@@ -26,7 +27,7 @@ from offbeat.workloads.language.scoring import Group, Scorer
 class LanguageRollout:
     """Writes and scores completions. Owned by one generator.
 
-    ahead: groups that may be under way beyond those that the next `collect` returns.
+    ahead: groups that may wait for rewards beyond those that the next `collect` returns.
     """
 
     def __init__(
@@ -54,8 +55,8 @@ class LanguageRollout:
 
     @property
     def num_trajectories(self) -> int:
-        """Completions that the next `collect` returns."""
-        return self._config.num_groups * self._config.group_size
+        """Completions that admission is asked for: what the next `collect` returns, and what is begun beyond that."""
+        return (self._config.num_groups + self._num_begun) * self._config.group_size
 
     @property
     def faults(self) -> dict[str, int]:
@@ -76,7 +77,9 @@ class LanguageRollout:
                 if newest is not None and (self._config.in_flight_updates or begun):
                     version, policy = newest()
                 self._write(cast(LanguagePolicy, policy), version)
-                self._ready += self._scorer.take(wait=not self._writing and self._num_missing > 0)
+                self._ready += self._scorer.take(
+                    wait=self._num_missing > 0 and self._num_room <= 0 and not self._writing
+                )
         except (RuntimeError, ValueError, IndexError) as error:
             self._forget()
             raise WorkloadError(f"writing completions failed: {type(error).__name__}: {error}") from error
@@ -91,13 +94,22 @@ class LanguageRollout:
     def _num_missing(self) -> int:
         return self._config.num_groups - len(self._ready)
 
+    @property
+    def _num_begun(self) -> int:
+        """Groups that are being written, wait for rewards, or have them."""
+        return len(self._writing) + self._scorer.num_groups + len(self._ready)
+
+    @property
+    def _num_room(self) -> int:
+        """Groups that may be begun now; those that wait for rewards make room for as many others, up to `ahead`."""
+        return self._config.num_groups + min(self._ahead, self._scorer.num_groups) - self._num_begun
+
     def _start_groups(self) -> bool:
         """Keep enough groups under way; whether all that is written now has just been begun."""
         begun = not self._writing
         if not begun and not self._config.in_flight_updates:
             return False  # New prompts wait until these weights have finished what they began.
-        under_way = len(self._writing) + self._scorer.num_groups + len(self._ready)
-        for _ in range(self._config.num_groups + self._ahead - under_way):
+        for _ in range(self._num_room):
             group = Group(number=self._next_number, prompt=self._next_prompt(), size=self._config.group_size)
             self._writing[group.number] = group
             self._next_number += 1

@@ -1,6 +1,6 @@
-"""Groups of completions on their way to their rewards, in a thread that waits so that writing need not."""
+"""Groups of completions on their way to their rewards, in threads that wait so that writing need not."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,6 +11,8 @@ import numpy as np
 from offbeat.rewards import RewardCombiner, RewardProcess, RewardTable
 from offbeat.workloads.language.engine import Completion
 from offbeat.workloads.language.prompts import Prompt, columns_of, completions_as_given
+
+MAX_ASKS = 64  # Each one waits in a thread.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,8 +34,20 @@ class Group:
         return len(self.completions) == self.size
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A batch that the rewards work on."""
+
+    groups: Sequence[Group]
+    table: Future[RewardTable]
+
+
 class Scorer:
-    """Scores groups in the order they come. `faults` counts lost rewards by kind."""
+    """Scores groups, and gives them back in the order they came. `faults` counts lost rewards by kind.
+
+    Where rewards overlap (async ones) up to MAX_ASKS batches are under way at once; otherwise one, and what comes
+    meanwhile makes the next.
+    """
 
     def __init__(self, rewards: RewardProcess, combine: RewardCombiner, tokenizer: Any) -> None:
         self.faults: Counter[str] = Counter()
@@ -41,14 +55,13 @@ class Scorer:
         self._combine = combine
         self._tokenizer = tokenizer
         self._waiting: list[Group] = []
-        self._running: Future[RewardTable] | None = None
-        self._asked: list[Group] = []
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="scorer")
+        self._asked: deque[_Asked] = deque()
+        self._threads = ThreadPoolExecutor(max_workers=MAX_ASKS, thread_name_prefix="scorer")
 
     @property
     def num_groups(self) -> int:
         """Groups that are not scored yet."""
-        return len(self._waiting) + len(self._asked)
+        return len(self._waiting) + sum(len(asked.groups) for asked in self._asked)
 
     def submit(self, groups: Sequence[Group]) -> None:
         """Take up whole groups."""
@@ -58,28 +71,29 @@ class Scorer:
         """Groups that have been scored since the last call; `wait` for some, if any are under way."""
         taken: list[Group] = []
         while True:
-            running = self._running or self._ask()
-            if running is None or not (running.done() or (wait and not taken)):
+            self._ask()
+            if not self._asked or not (self._asked[0].table.done() or (wait and not taken)):
                 return taken
-            taken += self._scored(running.result())
+            taken += self._scored(self._asked[0].groups, self._asked[0].table.result())
+            self._asked.popleft()
 
     def forget(self) -> None:
         """Drop every group; what the rewards still work on is ignored."""
-        if self._running is not None:
-            self._running.cancel()
-        self._waiting, self._asked, self._running = [], [], None
+        for asked in self._asked:
+            asked.table.cancel()
+        self._waiting = []
+        self._asked.clear()
 
     def close(self) -> None:
         """End the rewards' process."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._rewards.close()
 
-    def _ask(self) -> Future[RewardTable] | None:
-        """Everything that waits goes to the rewards as one batch."""
-        if self._waiting:
-            self._asked, self._waiting = self._waiting, []
-            self._running = self._thread.submit(self._score, list(self._asked))
-        return self._running
+    def _ask(self) -> None:
+        """Everything that waits goes to the rewards as one batch, where they take one now."""
+        if self._waiting and len(self._asked) < (MAX_ASKS if self._rewards.overlaps else 1):
+            groups, self._waiting = self._waiting, []
+            self._asked.append(_Asked(groups=groups, table=self._threads.submit(self._score, groups)))
 
     def _score(self, groups: Sequence[Group]) -> RewardTable:
         prompts = [group.prompt for group in groups for _ in group.completions]
@@ -91,12 +105,11 @@ class Scorer:
             columns=columns_of(prompts),
         )
 
-    def _scored(self, table: RewardTable) -> list[Group]:
+    def _scored(self, groups: Sequence[Group], table: RewardTable) -> Sequence[Group]:
         self.faults.update(table.faults)
         reward, begin = self._combine(table.values), 0
-        for group in self._asked:
+        for group in groups:
             end = begin + group.size
             group.rewards, group.reward = table.values[begin:end], reward[begin:end]
             begin = end
-        scored, self._asked, self._running = self._asked, [], None
-        return scored
+        return groups

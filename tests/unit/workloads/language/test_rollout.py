@@ -74,9 +74,10 @@ class FakeEngine:
 class FakeRewards:
     """One reward a completion: its length, or what `value` says; waits for `gate`."""
 
-    def __init__(self, value: Callable[[int], float] = float) -> None:
+    def __init__(self, value: Callable[[int], float] = float, *, overlaps: bool = False) -> None:
         self.gate = threading.Event()
         self.gate.set()
+        self.overlaps = overlaps
         self.asked: list[Mapping[str, Any]] = []
         self.closed = False
         self._value = value
@@ -101,9 +102,11 @@ class FakeTokenizer:
 class Setting:
     """A rollout with its fakes."""
 
-    def __init__(self, *, num_groups: int = 2, ahead: int = 0, in_flight: bool = False, **engine: Any) -> None:
+    def __init__(
+        self, *, num_groups: int = 2, ahead: int = 0, in_flight: bool = False, overlaps: bool = False, **engine: Any
+    ) -> None:
         self.engine = FakeEngine(**engine)
-        self.rewards = FakeRewards()
+        self.rewards = FakeRewards(overlaps=overlaps)
         self.config = LanguageConfig(group_size=GROUP, num_groups=num_groups, in_flight_updates=in_flight)
         self.ahead = ahead
         self.version = 0
@@ -166,19 +169,20 @@ def _check_groups(batch: TrajectoryBatch) -> None:
             assert set(_lists(batch, "completion_ids")[member]) == {100 + int(number)}
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("ahead", [0, 3])
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_groups_stay_whole_and_versions_never_go_backwards(
-    made: Callable[..., Setting], in_flight: bool, ahead: int
+    made: Callable[..., Setting], in_flight: bool, ahead: int, overlaps: bool
 ) -> None:
-    setting = made(ahead=ahead, in_flight=in_flight, places=5)
+    setting = made(ahead=ahead, in_flight=in_flight, overlaps=overlaps, places=5)
     seen: list[int] = []
     highest = [0]
     for _ in range(12):
         setting.version += 1
         newest = setting.newer if in_flight or setting.version % 2 else None
         batch = setting.rollout.collect("policy", setting.version, newest)  # type: ignore[arg-type]
-        assert len(batch) == setting.rollout.num_trajectories == 2 * GROUP
+        assert len(batch) == 2 * GROUP
         _check_groups(batch)
         seen += batch.numpy("group_id")[::GROUP].tolist()
         highest += batch.numpy("max_version").tolist()
@@ -270,9 +274,12 @@ def test_without_ahead_no_more_prompts_are_begun_than_were_asked_for(
         assert setting.engine.num_open == 0
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("in_flight", [False, True])
-def test_with_ahead_writing_goes_on_while_rewards_are_waited_for(made: Callable[..., Setting], in_flight: bool) -> None:
-    setting = made(num_groups=1, ahead=2, in_flight=in_flight, places=100)
+def test_with_ahead_writing_goes_on_while_rewards_are_waited_for(
+    made: Callable[..., Setting], in_flight: bool, overlaps: bool
+) -> None:
+    setting = made(num_groups=1, ahead=2, in_flight=in_flight, overlaps=overlaps, places=100)
     setting.rewards.gate.clear()
     found: list[TrajectoryBatch] = []
     thread = threading.Thread(target=lambda: found.append(setting.collect()))
@@ -284,9 +291,29 @@ def test_with_ahead_writing_goes_on_while_rewards_are_waited_for(made: Callable[
         setting.rewards.gate.set()
         thread.join(DEADLINE_S)
     assert len(found[0]) == GROUP
+    assert len(setting.rewards.asked) >= (3 if overlaps else 1)
     for number in range(2, 8):
         setting.collect()
         assert setting.engine.num_started <= (number + 2) * GROUP
+
+
+def test_admission_is_asked_for_what_has_been_begun(made: Callable[..., Setting]) -> None:
+    setting = made(num_groups=1, ahead=3, places=100)
+    assert setting.rollout.num_trajectories == GROUP
+    for number in range(1, 8):
+        setting.collect()
+        begun = setting.engine.num_started - number * GROUP
+        assert setting.rollout.num_trajectories == GROUP + begun
+
+
+def test_fast_rewards_leave_nothing_to_be_ahead_of(made: Callable[..., Setting]) -> None:
+    setting = made(num_groups=2, ahead=50, places=100)
+    scorer = setting.rollout._scorer
+    take = scorer.take
+    scorer.take = lambda *, wait: take(wait=True)  # type: ignore[method-assign]
+    for number in range(1, 6):
+        setting.collect()
+        assert setting.engine.num_started == number * 2 * GROUP
 
 
 def test_new_weights_wait_until_nothing_is_being_written(made: Callable[..., Setting]) -> None:
