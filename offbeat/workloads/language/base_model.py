@@ -10,6 +10,7 @@ Made once, by the provision stage; trainer and generators only open it. A folder
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,7 +177,8 @@ def _with_adapter(model: Any, config: LoraConfig, seed: int) -> Any:
         target_modules=list(config.target_modules) or "all-linear",
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # What transformers will rename is peft's to follow.
         torch.manual_seed(seed)
         try:
             return get_peft_model(model, adapter)
