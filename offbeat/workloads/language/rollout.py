@@ -23,11 +23,13 @@ from offbeat.workloads.language.policy import LanguagePolicy
 from offbeat.workloads.language.prompts import Prompt
 from offbeat.workloads.language.scoring import Group, Scorer
 
+WAITED_SHARE = 0.05  # Of a collect's time: waiting longer for rewards makes the rollout reach further ahead.
+
 
 class LanguageRollout:
     """Writes and scores completions. Owned by one generator.
 
-    ahead: groups that may wait for rewards beyond those that the next `collect` returns.
+    ahead: groups that may be under way beyond those that the next `collect` returns, where rewards are slow.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class LanguageRollout:
         self._scorer = scorer
         self._random = np.random.default_rng(seed)
         self._ahead = ahead
+        self._reach = config.num_groups  # Groups that may be under way in the next `collect`.
         self._order: list[int] = []
         self._writing: dict[int, Group] = {}
         self._ready: list[Group] = []
@@ -56,7 +59,7 @@ class LanguageRollout:
     @property
     def num_trajectories(self) -> int:
         """Completions that admission is asked for: what the next `collect` returns, and what is begun beyond that."""
-        return (self._config.num_groups + self._num_begun) * self._config.group_size
+        return self._reach * self._config.group_size
 
     @property
     def faults(self) -> dict[str, int]:
@@ -71,18 +74,18 @@ class LanguageRollout:
         newest: the newest version and its policy, asked where the configuration lets new weights in. Raises
         WorkloadError when the engine fails; the next call then starts with fresh prompts.
         """
+        begun_at, waited_s, first = time.monotonic(), 0.0, True
         try:
-            while self._num_missing > 0 or (self._writing and not self._config.in_flight_updates):
-                begun = self._start_groups()
+            while first or self._num_missing > 0 or (self._writing and not self._config.in_flight_updates):
+                begun, first = self._start_groups(), False
                 if newest is not None and (self._config.in_flight_updates or begun):
                     version, policy = newest()
                 self._write(cast(LanguagePolicy, policy), version)
-                self._ready += self._scorer.take(
-                    wait=self._num_missing > 0 and self._num_room <= 0 and not self._writing
-                )
+                waited_s += self._take_scored()
         except (RuntimeError, ValueError, IndexError) as error:
             self._forget()
             raise WorkloadError(f"writing completions failed: {type(error).__name__}: {error}") from error
+        self._adapt_reach(waited_s / max(1e-9, time.monotonic() - begun_at))
         taken, self._ready = self._ready[: self._config.num_groups], self._ready[self._config.num_groups :]
         return self._batch(taken)
 
@@ -101,8 +104,20 @@ class LanguageRollout:
 
     @property
     def _num_room(self) -> int:
-        """Groups that may be begun now; those that wait for rewards make room for as many others, up to `ahead`."""
-        return self._config.num_groups + min(self._ahead, self._scorer.num_groups) - self._num_begun
+        """Groups that may be begun now: within what was asked for, and no more than are handed over at once."""
+        return min(self._config.num_groups, self._reach - self._num_begun)
+
+    def _take_scored(self) -> float:
+        """Take what has its rewards, and wait for some where there is nothing else to do; returns seconds waited."""
+        begun_at = time.monotonic()
+        wait = self._num_missing > 0 and self._num_room <= 0 and not self._writing
+        self._ready += self._scorer.take(wait=wait)
+        return time.monotonic() - begun_at if wait else 0.0
+
+    def _adapt_reach(self, waited_share: float) -> None:
+        """Slow rewards make it reach further, up to `ahead`; fast ones leave nothing to be ahead of."""
+        further = 2 * self._reach if waited_share > WAITED_SHARE else self._reach - 1
+        self._reach = min(max(further, self._config.num_groups), self._config.num_groups + self._ahead)
 
     def _start_groups(self) -> bool:
         """Keep enough groups under way; whether all that is written now has just been begun."""

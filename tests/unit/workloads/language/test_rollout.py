@@ -280,6 +280,7 @@ def test_with_ahead_writing_goes_on_while_rewards_are_waited_for(
     made: Callable[..., Setting], in_flight: bool, overlaps: bool
 ) -> None:
     setting = made(num_groups=1, ahead=2, in_flight=in_flight, overlaps=overlaps, places=100)
+    setting.rollout._reach = 3
     setting.rewards.gate.clear()
     found: list[TrajectoryBatch] = []
     thread = threading.Thread(target=lambda: found.append(setting.collect()))
@@ -297,23 +298,40 @@ def test_with_ahead_writing_goes_on_while_rewards_are_waited_for(
         assert setting.engine.num_started <= (number + 2) * GROUP
 
 
-def test_admission_is_asked_for_what_has_been_begun(made: Callable[..., Setting]) -> None:
-    setting = made(num_groups=1, ahead=3, places=100)
-    assert setting.rollout.num_trajectories == GROUP
-    for number in range(1, 8):
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_no_more_is_begun_than_admission_was_asked_for(made: Callable[..., Setting], in_flight: bool) -> None:
+    setting = made(num_groups=2, ahead=5, in_flight=in_flight, places=4)
+    assert setting.rollout.num_trajectories == 2 * GROUP
+    for number in range(12):
+        asked = setting.rollout.num_trajectories
+        assert 2 * GROUP <= asked <= 7 * GROUP
         setting.collect()
-        begun = setting.engine.num_started - number * GROUP
-        assert setting.rollout.num_trajectories == GROUP + begun
+        assert setting.engine.num_started <= number * 2 * GROUP + asked
+
+
+def test_slow_rewards_make_it_reach_further_each_time(made: Callable[..., Setting]) -> None:
+    setting = made(num_groups=1, ahead=5, places=100)
+    started = 0
+    for expected in (1, 2, 4, 6, 6):
+        assert setting.rollout.num_trajectories == expected * GROUP
+        setting.rewards.gate.clear()
+        thread = threading.Thread(target=setting.collect)
+        thread.start()
+        started += expected * GROUP
+        try:
+            _until(lambda: setting.engine.num_started == started)  # noqa: B023
+        finally:
+            setting.rewards.gate.set()
+            thread.join(DEADLINE_S)
+        setting.rollout._forget()  # Each call begins from nothing.
 
 
 def test_fast_rewards_leave_nothing_to_be_ahead_of(made: Callable[..., Setting]) -> None:
     setting = made(num_groups=2, ahead=50, places=100)
-    scorer = setting.rollout._scorer
-    take = scorer.take
-    scorer.take = lambda *, wait: take(wait=True)  # type: ignore[method-assign]
-    for number in range(1, 6):
-        setting.collect()
-        assert setting.engine.num_started == number * 2 * GROUP
+    setting.rollout._reach = 7
+    for number, expected in enumerate((7, 6, 5, 4, 3, 2, 2)):
+        assert setting.rollout.num_trajectories == expected * GROUP, number
+        setting.rollout._adapt_reach(0.01)
 
 
 def test_new_weights_wait_until_nothing_is_being_written(made: Callable[..., Setting]) -> None:
@@ -355,6 +373,7 @@ def test_a_failing_engine_is_a_typed_error_and_the_next_call_starts_afresh(
 
 def test_rewards_of_forgotten_groups_reach_no_other(made: Callable[..., Setting]) -> None:
     setting = made(num_groups=1, ahead=1, places=GROUP, longest=4)
+    setting.rollout._reach = 2
     setting.rewards.gate.clear()
     found: list[BaseException] = []
 
