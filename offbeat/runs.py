@@ -50,6 +50,7 @@ FROZEN_KEYS = (
     "training.max_staleness",
     "training.gradient_clip",
     "training.reward_fn",
+    "strategy.num_workers",
 )
 
 

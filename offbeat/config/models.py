@@ -116,7 +116,9 @@ class TrainingConfig(Section):
 class StrategyConfig(Section):
     """How the trainer is spread and saved."""
 
-    num_workers: int = Field(1, ge=1, le=1, description="Trainer processes; this release trains in one.")
+    num_workers: int = Field(
+        1, ge=1, le=1024, description="Trainer processes that share each step (language; control trains in one)."
+    )
     checkpoint_freq: int = Field(1000, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(5, ge=1, le=10_000, description="Newest checkpoints kept.")
 
@@ -218,6 +220,8 @@ class RunConfig(Section):
         if kinds not in (("control", "appo"), ("language", "grpo")):
             expected = {"control": "appo", "language": "grpo"}[kinds[0]]
             raise ValueError(f"training.algorithm.kind: got {kinds[1]!r}; work of kind {kinds[0]} needs {expected!r}")
+        if self.workload.kind == "control" and self.strategy.num_workers > 1:
+            raise ValueError(f"strategy.num_workers: got {self.strategy.num_workers}; work of kind control trains in 1")
         if self.workload.kind == "language":
             for size in (self.training.batch_size, *self.training.batch_bounds):
                 if size % self.workload.group_size:

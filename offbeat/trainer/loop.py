@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from offbeat.algorithms.determinism import make_deterministic
 from offbeat.errors import CheckpointError
 from offbeat.ledger import Event, Outcome, PlanView, PlanWriter, Resolved, StepRow
 from offbeat.ledger.parquet import write_ledger
@@ -30,7 +31,7 @@ from offbeat.trainer.admission import Admission
 from offbeat.trainer.checkpoint import Checkpoint
 from offbeat.trainer.feed import Feed
 from offbeat.trainer.planner import Planned
-from offbeat.trainer.repeat import check_digest, divergence, make_deterministic, train_step
+from offbeat.trainer.repeat import check_digest, divergence, train_step
 from offbeat.trainer.report import TrainerReport
 from offbeat.trainer.uploads import Uploader
 from offbeat.workloads import Learner, open_workload
@@ -67,6 +68,7 @@ class Trainer:
         self._stop = stop
         self._workload = open_workload(run.config, base=run.base)
         self._learner: Learner = self._workload.make_learner()
+        stack.callback(self._learner.close)
         self._view = PlanView()
         self._since_checkpoint: list[tuple[StepRow, Outcome]] = []
 

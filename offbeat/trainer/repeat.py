@@ -1,6 +1,5 @@
 """One step of training, and the comparison with what the ledger says of it: shared by training, resume and replay."""
 
-import os
 import time
 from dataclasses import dataclass
 
@@ -40,17 +39,6 @@ def divergence(outcome: Outcome, recorded: Outcome | None) -> Divergence | None:
     if recorded is None or recorded.digest == outcome.digest:
         return None
     return Divergence(step=outcome.step, expected=recorded.digest, got=outcome.digest)
-
-
-def make_deterministic(num_threads: int) -> None:
-    """Make this process's torch compute the same bits each time: deterministic kernels, a fixed thread count."""
-    import torch
-
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(num_threads)
-    torch.use_deterministic_algorithms(True)
-    # Deterministic mode would fill every new tensor with NaN first, which costs time and changes no result here.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def check_digest(learner: Learner, expected: str, state: Resolved) -> Divergence | None:

@@ -4,15 +4,17 @@ The same code as resume (`train_step` on the plan's rows), started from an older
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
+from offbeat.algorithms.determinism import make_deterministic
 from offbeat.errors import CheckpointError, ConfigError
 from offbeat.ledger import Outcome, PlanView, Resolved
 from offbeat.log import Log
 from offbeat.runs import Run
 from offbeat.trainer.checkpoint import newest_valid
 from offbeat.trainer.intake import fetch
-from offbeat.trainer.repeat import Divergence, divergence, make_deterministic, train_step
+from offbeat.trainer.repeat import Divergence, divergence, train_step
 from offbeat.workloads import Learner, Workload, open_workload
 
 
@@ -42,9 +44,9 @@ def replay(
         view = PlanView().advance(log)
         begin, end = _bounds(view, first, last)
         workload = open_workload(run.config, base=run.base)
-        learner = workload.make_learner()
-        repetition = _Repetition(log=log, workload=workload, learner=learner, view=view)
-        return repetition.run(_start(run, learner, begin), begin, end, on_step)
+        with closing(workload.make_learner()) as learner:
+            repetition = _Repetition(log=log, workload=workload, learner=learner, view=view)
+            return repetition.run(_start(run, learner, begin), begin, end, on_step)
     finally:
         log.close()
 

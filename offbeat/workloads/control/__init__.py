@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 
 from offbeat.config import RunConfig, control_sections
-from offbeat.errors import CheckpointError
+from offbeat.errors import CheckpointError, ConfigError
 from offbeat.trajectory import TrajectoryBatch
 from offbeat.workloads.base import Learner, Policy, Rollout, Scores
 from offbeat.workloads.control.columns import control_schema
@@ -80,6 +80,10 @@ class ControlWorkload:
         from offbeat.workloads.control.learner import ControlLearner
 
         return ControlLearner(self._run, self._spaces)
+
+    def follow(self) -> None:
+        """Refused: a learner of this kind is one process."""
+        raise ConfigError("work of kind control trains in one process; start one trainer")
 
     def load_policy(self, folder: Path) -> Policy:
         """The policy of a checkpoint's `policy/` folder; raises CheckpointError when it acts in other spaces."""

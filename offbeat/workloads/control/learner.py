@@ -41,7 +41,7 @@ MAX_REWARD = 10.0  # Deviations; scaled rewards are clipped to this.
 class ControlLearner:
     """Actor-critic parameters that learn; see `offbeat.workloads.base.Learner`.
 
-    The process that owns it calls `offbeat.trainer.repeat.make_deterministic` first.
+    The process that owns it calls `offbeat.algorithms.determinism.make_deterministic` first.
     """
 
     def __init__(self, config: RunConfig, spaces: Spaces) -> None:
@@ -109,6 +109,9 @@ class ControlLearner:
         self._take_over(tensors, folder)
         own.load_weights({name: tensor.to(self._device) for name, tensor in saved.state_dict().items()})
         self._steps = steps
+
+    def close(self) -> None:
+        """Nothing to give back: this learner is one process."""
 
     def _with_scaled_rewards(self, unrolls: Unrolls) -> Unrolls:
         if self._rewards is None:

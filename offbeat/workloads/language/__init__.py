@@ -111,10 +111,12 @@ class LanguageWorkload:
     def _groups_ahead(self) -> int:
         """Groups that may wait for rewards beyond a collect: no more than are still fresh when they are trained.
 
-        None in a synchronous run, which has nothing to do while it waits.
+        One version is left for weights on their way to the generator. None in a synchronous run, which has nothing to
+        do while it waits.
         """
         run, config = self._run, self._config
-        fresh = run.training.max_staleness * run.training.batch_bounds[0] // run.generator.num_generators
+        batches = max(0, run.training.max_staleness - 1)
+        fresh = batches * run.training.batch_bounds[0] // run.generator.num_generators
         return max(0, min(fresh, config.rewards.max_waiting) // config.group_size - config.num_groups)
 
     def make_learner(self) -> Learner:

@@ -23,6 +23,10 @@ from offbeat.config import RunConfig
 from offbeat.config.language import GrpoConfig, LanguageConfig
 from offbeat.workloads.language.policy import LanguagePolicy
 
+Measured = tuple[float, float]  # A mean and its weight.
+# What TRL calls its measures, and what the ledger does.
+MEASURES = {"entropy": "entropy", "kl": "kl", "clip_ratio/region_mean": "clip_fraction"}
+
 
 class FedTrainer(GRPOTrainer):  # type: ignore[misc]
     """Computes losses on given tensors; `generate` is nobody's business here."""
@@ -76,17 +80,21 @@ class FedTrainer(GRPOTrainer):  # type: ignore[misc]
                 return self._logprobs(model, tensors)
         return self._logprobs(model, tensors)
 
-    def take_metrics(self) -> dict[str, float]:
-        """Means over tokens of what TRL has measured since the last call; over rows where a row has one ratio."""
+    def take_metrics(self) -> dict[str, Measured]:
+        """What TRL has measured since the last call, by our names: means over tokens (rows, where a row has one ratio).
+
+        Each mean comes with its weight. A pass without a token has measured nothing, be it NaN.
+        """
         measured, passes, self._passes = dict(self._metrics["train"]), self._passes, []
         self._metrics["train"].clear()
         by_row = self.importance_sampling_level == "sequence"
         return {
-            name: _mean(
-                values, [rows if by_row and name.startswith("clip_ratio") else tokens for rows, tokens in passes]
+            ours: _mean(
+                measured[theirs],
+                [rows if by_row and theirs.startswith("clip_ratio") else tokens for rows, tokens in passes],
             )
-            for name, values in measured.items()
-            if len(values) == len(passes)
+            for theirs, ours in MEASURES.items()
+            if passes and len(measured.get(theirs, ())) == len(passes)
         }
 
     def _get_per_token_logps_and_entropies(
@@ -140,10 +148,9 @@ def _arguments(config: RunConfig, workload: LanguageConfig, algorithm: GrpoConfi
     )
 
 
-def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
-    # A pass without a token has measured nothing, be it NaN.
-    products = (value * weight for value, weight in zip(values, weights, strict=True) if weight)
-    return sum(products) / max(1, sum(weights))
+def _mean(values: Sequence[float], weights: Sequence[int]) -> Measured:
+    total = sum(weights)
+    return sum(value * weight for value, weight in zip(values, weights, strict=True) if weight) / max(1, total), total
 
 
 def _no_reward(**_: Any) -> list[float]:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # The label of what is not learned, as transformers has it.
 MAX_NORM = 1.0
+# AdamW's usual second moment forgets too slowly for a start of a few hundred steps.
+BETAS = (0.9, 0.95)
+RISING_STEPS = 10
 
 Example = tuple[list[int], list[int]]  # token ids of a prompt, and of its answer with the end token
 
@@ -61,11 +64,11 @@ def _trained(
     generator: torch.Generator,
 ) -> float:
     """Train in place; the last batch's loss."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0, betas=BETAS)
     loss = torch.tensor(float("nan"))
     for step in range(config.steps):
-        for group in optimizer.param_groups:  # A straight line down to a tenth: a constant rate ends on noise.
-            group["lr"] = config.learning_rate * (1 - 0.9 * step / config.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * _slope(step, config.steps)
         chosen = torch.randint(len(examples), (config.batch_size,), generator=generator).tolist()
         batch = _padded([examples[row] for row in chosen], tokenizer)
         loss = model(**{name: part.to(model.device) for name, part in batch.items()}).loss
@@ -74,6 +77,11 @@ def _trained(
         optimizer.step()
         optimizer.zero_grad()
     return float(loss.detach())
+
+
+def _slope(step: int, num_steps: int) -> float:
+    """Up in a few steps, for AdamW's first ones know no scale; then straight down: a constant rate ends on noise."""
+    return min(1.0, (step + 1) / RISING_STEPS) * (1 - 0.9 * step / num_steps)
 
 
 def _examples(model: Any, tokenizer: Any, rows: Sequence[tuple[int, Row]], workload: LanguageConfig) -> list[Example]:

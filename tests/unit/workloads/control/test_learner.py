@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from offbeat.algorithms.determinism import make_deterministic
 from offbeat.config import AppoConfig, ControlConfig, PolicyConfig, RunConfig
 from offbeat.config.models import TrainingConfig
 from offbeat.errors import CheckpointError, ContractViolation
-from offbeat.trainer.repeat import make_deterministic
 from offbeat.trajectory import TrajectoryBatch
 from offbeat.workloads.control.columns import RESET, TERMINATED, TRUNCATED, Box, Discrete, Spaces, control_schema
 from offbeat.workloads.control.learner import ControlLearner

@@ -190,7 +190,7 @@ def test_recorded_logprobs_under_another_temperature_are_compared_at_that_temper
 def test_scores_are_those_of_a_plain_forward_pass(either: Path) -> None:
     learner = _learner(either, micro_batch_tokens=16)
     batch = make_batch(PROMPTS, WRITTEN, [[0.0] * len(ids) for ids in WRITTEN], REWARDS)
-    found = learner.score(completions_of(batch, torch.zeros(8)))
+    found = learner._updater.score(completions_of(batch, torch.zeros(8)))
     for prompt, ids, scored in zip(PROMPTS, WRITTEN, found, strict=True):
         expected = reference_logprobs(learner._policy.model, prompt, ids).float()
         torch.testing.assert_close(scored, expected, rtol=1e-4, atol=1e-5)

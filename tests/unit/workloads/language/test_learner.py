@@ -283,7 +283,7 @@ def test_out_of_memory_halves_the_passes_and_goes_on(base: Path, monkeypatch: py
 
 def test_the_halved_size_is_kept_with_the_state(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = _learner(base, micro_batch_tokens=64)
-    learner._micro_batch_tokens = 32
+    learner._updater.micro_batch_tokens = 32
     learner.save(tmp_path)
     opened = _learner(base, micro_batch_tokens=64)
     opened.load(tmp_path)
@@ -406,12 +406,14 @@ def test_measures_do_not_depend_on_how_passes_are_cut(base: Path, ratio: str) ->
 
 def test_a_loss_scaler_that_is_too_high_comes_down(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = _learner(base)
-    accelerator: Any = learner._trainer.accelerator
+    accelerator: Any = learner._updater.trainer.accelerator
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=1000)
     # What accelerate sets up for float16 on a GPU.
     accelerator.scaler = scaler
-    learner._optimizer = AcceleratedOptimizer(learner._inner_optimizer, device_placement=False, scaler=scaler)
-    accelerator._optimizers = [learner._optimizer]
+    learner._updater.optimizer = AcceleratedOptimizer(
+        learner._updater._inner_optimizer, device_placement=False, scaler=scaler
+    )
+    accelerator._optimizers = [learner._updater.optimizer]
     monkeypatch.setattr(accelerator, "native_amp", True)
     monkeypatch.setattr(type(accelerator), "mixed_precision", property(lambda _: "fp16"))
     skipped = [learner.step(_batch(base), seed=seed)["skipped_updates"] for seed in range(12)]
@@ -442,7 +444,7 @@ def test_what_the_engine_recorded_is_what_the_learner_scores(
     batch = make_batch(
         PROMPTS, [written[key].ids for key in range(8)], [written[key].logprobs for key in range(8)], REWARDS
     )
-    scores = learner.score(completions_of(batch, torch.zeros(8)))
+    scores = learner._updater.score(completions_of(batch, torch.zeros(8)))
     for key, scored in enumerate(scores):
         torch.testing.assert_close(scored, torch.tensor(written[key].logprobs), rtol=1e-4, atol=1e-4)
     assert learner.step(batch, seed=2)["clip_fraction"] == 0  # on-policy

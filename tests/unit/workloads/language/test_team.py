@@ -1,0 +1,146 @@
+"""Two trainer processes, real ones: as good as one, and neither outlives nor waits for the other's death."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from offbeat.config import RunConfig
+from offbeat.errors import ConfigError, WorkloadError
+from offbeat.trajectory import TrajectoryBatch
+from offbeat.workloads.language import LanguageWorkload
+from offbeat.workloads.language.learner import LanguageLearner
+from offbeat.workloads.language.team_start import join_launched
+from tests.unit.workloads.language.small_models import (
+    make_base,
+    make_batch,
+    open_policy,
+    reference_logprobs,
+    run_config,
+)
+
+PROMPTS = [[20, 21, 22]] * 4 + [[30, 31, 32, 33, 34, 35]] * 4
+WRITTEN = [[40], [41, 42, 43], [44, 45], [46, 47, 48, 49, 50], [51, 52], [53, 54, 55, 56], [57], [58, 59, 60]]
+REWARDS = [0.0, 1.0, 0.0, 2.0, 1.0, 0.0, 0.0, 1.0]
+# Rewards that leave two rows of one group alone: with three minibatches some process has nothing in one of them.
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "decoupled": {"correction": "decoupled", "kl_coef": 0.1, "minibatches": 3, "epochs": 2, "micro_batch_tokens": 32},
+    "sequence": {"loss": "grpo", "ratio": "sequence"},
+}
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("run") / "base")
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left() -> Iterator[None]:
+    before = set(psutil.Process().children())
+    yield
+    assert set(psutil.Process().children()) <= before
+
+
+def _config(num_workers: int, **algorithm: Any) -> RunConfig:
+    config = run_config(algorithm=algorithm)
+    return config.model_copy(update={"strategy": config.strategy.model_copy(update={"num_workers": num_workers})})
+
+
+def _learner(base: Path, num_workers: int, **algorithm: Any) -> LanguageLearner:
+    learner = LanguageWorkload(_config(num_workers, **algorithm), base=base).make_learner()
+    assert isinstance(learner, LanguageLearner)
+    return learner
+
+
+def _batch(base: Path, *, shift: float) -> TrajectoryBatch:
+    model = open_policy(base, run_config()).model
+    logprobs = [
+        (reference_logprobs(model, prompt, ids) - shift).tolist() for prompt, ids in zip(PROMPTS, WRITTEN, strict=True)
+    ]
+    return make_batch(PROMPTS, WRITTEN, logprobs, REWARDS)
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_two_processes_learn_what_one_does(base: Path, tmp_path: Path, name: str) -> None:
+    """One process trains two steps. A team takes over its first checkpoint, moments and all, and makes the second."""
+    batch, algorithm = _batch(base, shift=0.2), ALGORITHMS[name]
+    alone = _learner(base, 1, **algorithm)
+    alone.step(batch, seed=1)
+    alone.save(tmp_path / "alone")
+    expected = alone.step(batch, seed=2)
+    with closing(_learner(base, 2, **algorithm)) as team:
+        team.load(tmp_path / "alone")
+        measured = team.step(batch, seed=2)
+        team.save(tmp_path / "team")  # Refused unless both processes hold the same.
+    assert measured == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    for parameter, tensor in team.weights().items():
+        torch.testing.assert_close(tensor, alone.weights()[parameter], rtol=1e-4, atol=1e-6)
+    alone.load(tmp_path / "team")
+    assert alone.digest() == team.digest()
+
+
+def test_a_team_that_differs_saves_nothing_and_one_that_lost_a_process_learns_nothing(
+    base: Path, tmp_path: Path
+) -> None:
+    with closing(_learner(base, 2)) as team:
+        with torch.no_grad():
+            next(iter(team._policy.trained.values())).add_(1.0)
+        with pytest.raises(WorkloadError, match=r"trainer processes \[1\] hold other parameters"):
+            team.save(tmp_path / "checkpoint")
+        assert not (tmp_path / "checkpoint").exists()
+        (follower,) = psutil.Process().children()
+        follower.kill()
+        with pytest.raises(WorkloadError, match=r"a process of the trainer's team is gone"):
+            team.step(_batch(base, shift=0.0), seed=1)
+
+
+FIRST = """
+import sys, time
+from pathlib import Path
+from offbeat.config import RunConfig
+from offbeat.workloads.language import LanguageWorkload
+if __name__ == "__main__":
+    config = RunConfig.model_validate_json(sys.argv[1])
+    learner = LanguageWorkload(config, base=Path(sys.argv[2])).make_learner()
+    learner.save(Path(sys.argv[3]))
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_follower_ends_with_the_first_process(base: Path, tmp_path: Path) -> None:
+    """Where the kernel sees to it, even one that is stopped at that moment."""
+    arguments = [_config(2).model_dump_json(), str(base), str(tmp_path / "saved")]
+    first = subprocess.Popen([sys.executable, "-c", FIRST, *arguments], stdout=subprocess.PIPE)
+    with first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"ready\n"
+        (follower,) = psutil.Process(first.pid).children()
+        if sys.platform == "linux":
+            follower.suspend()
+        os.kill(first.pid, signal.SIGKILL)
+        _wait(lambda: not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_another_number_of_launched_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"launcher started 3 trainer processes, but strategy.num_workers is 2"):
+        join_launched(_config(2))
