@@ -15,10 +15,10 @@ from offbeat.registry import ModelVersion
 from offbeat.runs import Run
 from offbeat.trainer.checkpoint import Checkpoint, folder_name
 from offbeat.workloads import Scores
-from tasks.observe import show_curve, show_evaluation, show_verdict
+from tasks.observe import show_curve, show_evaluation, show_samples, show_verdict
 from tasks.promote import gate, promote
 from tasks.quality import quality_of_evaluation, quality_of_trajectories
-from tasks.register import keep_curve, open_mlflow_run, register
+from tasks.register import keep_curve, keep_samples, open_mlflow_run, register
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,9 @@ def judge(run: Run, observer: Observer, checkpoint: Checkpoint, scores: Scores) 
     registry = observer.relay.registry()
     version = register(run, registry, checkpoint, mlflow_id)
     _show_curve(run, observer, mlflow_id)
+    if scores.samples:
+        show_samples(run.run_id, scores.samples, return_state=True)
+        keep_samples(registry, checkpoint, scores, mlflow_id, return_state=True)
     verdict = gate(run, registry, scores, failed)
     if verdict.promote:
         promote(registry, version)

@@ -1,6 +1,7 @@
 """Observe: what a person sees of a run in Prefect. Artifacts of one run carry its id in their keys."""
 
 import re
+from collections.abc import Mapping, Sequence
 
 from prefect import task
 from prefect.artifacts import (
@@ -58,6 +59,13 @@ def show_evaluation(run_id: str, evaluation: Evaluation) -> None:
     """The evaluation as a table artifact."""
     rows = [{"measure": name, "value": value} for name, value in evaluation_numbers(evaluation).items()]
     create_table_artifact(table=rows, key=artifact_key(run_id, "evaluation"), description=f"Evaluation of {run_id}")
+
+
+@task(name="show-samples", timeout_seconds=120, **PATIENT)
+def show_samples(run_id: str, samples: Sequence[Mapping[str, str]]) -> None:
+    """A few of the evaluation's examples as a table artifact."""
+    rows = [dict(sample) for sample in samples]
+    create_table_artifact(table=rows, key=artifact_key(run_id, "samples"), description=f"Examples of {run_id}")
 
 
 @task(name="show-curve", timeout_seconds=120, **PATIENT)

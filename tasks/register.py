@@ -5,9 +5,11 @@ from prefect import runtime, task
 from offbeat.lifecycle.lineage import lineage_tags
 from offbeat.lifecycle.relay import MetricsRelay
 from offbeat.lifecycle.stages import keep_learning_curve, register_checkpoint
+from offbeat.lifecycle.stages import keep_samples as keep_samples_of
 from offbeat.registry import ModelVersion, Registry
 from offbeat.runs import Run
 from offbeat.trainer.checkpoint import Checkpoint
+from offbeat.workloads import Scores
 from tasks.patience import PATIENT
 
 
@@ -30,3 +32,9 @@ def open_mlflow_run(relay: MetricsRelay) -> str:
 def keep_curve(run: Run, registry: Registry, mlflow_id: str) -> str:
     """The address of the learning curve's image in MLflow."""
     return keep_learning_curve(run, registry, mlflow_id=mlflow_id)
+
+
+@task(name="keep-samples", timeout_seconds=600, **PATIENT)
+def keep_samples(registry: Registry, checkpoint: Checkpoint, scores: Scores, mlflow_id: str) -> None:
+    """The evaluation's examples as a table in MLflow, where there are any."""
+    keep_samples_of(registry, checkpoint, scores, mlflow_id=mlflow_id)

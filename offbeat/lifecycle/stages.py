@@ -94,6 +94,12 @@ def keep_learning_curve(run: Run, registry: Registry, *, mlflow_id: str) -> str:
     return registry.log_figure(mlflow_id, figure, "learning_curve.png")
 
 
+def keep_samples(registry: Registry, checkpoint: Checkpoint, scores: Scores, *, mlflow_id: str) -> None:
+    """Keep the evaluation's examples with the MLflow run, as a table of this checkpoint."""
+    if scores.samples:
+        registry.log_table(mlflow_id, scores.samples, f"samples/{checkpoints.folder_name(checkpoint.step)}.json")
+
+
 def curve_file(run: Run) -> Path:
     """The learning curve's image in the run's folder."""
     return run.folder / "learning_curve.png"

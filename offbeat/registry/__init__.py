@@ -1,6 +1,6 @@
 """MLflow: one run per lifecycle, its metrics and files, the registered model versions and their aliases.
 
-    start_run ──> log_metrics, log_figure, log_artifacts, system_metrics ──> finish_run
+    start_run ──> log_metrics, log_figure, log_table, log_artifacts, system_metrics ──> finish_run
                       │
                       └──> register_version (alias challenger) ──> promote (champion, previous) ──> rollback
 

@@ -77,6 +77,17 @@ class Tracking:
             self._client.log_figure(run_id, figure, name)
             return f"{self._client.get_run(run_id).info.artifact_uri}/{name}"
 
+    def log_table(self, run_id: str, rows: Sequence[Mapping[str, str]], name: str) -> None:
+        """Keep rows of equal columns as a table (`name` ends in .json) that MLflow shows; one that is there stays.
+
+        MLflow itself would append the rows to a table of the same name, so that an attempt made again doubled them.
+        """
+        folder = name.rpartition("/")[0] or None
+        with translated(f"keep the table {name}"):
+            if any(found.path == name for found in self._client.list_artifacts(run_id, folder)):
+                return
+            self._client.log_table(run_id, {column: [row[column] for row in rows] for column in rows[0]}, name)
+
     @contextmanager
     def system_metrics(self, run_id: str, *, interval_s: float) -> Iterator[None]:
         """Sample this machine's CPU, memory, disk, network and GPUs as `system/...` metrics while the block runs."""

@@ -1,3 +1,4 @@
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,14 @@ def test_files_of_runs_lie_beside_the_database(registry: Registry, home: Path, r
     assert found == {"checkpoint", "policy.json"}
     assert not Path("mlruns").exists()
     assert not Path("mlartifacts").exists()
+
+
+def test_a_table_is_kept_once(registry: Registry, home: Path, run_id: str) -> None:
+    rows = [{"prompt": "1+1=", "completion": "2 \N{SNOWMAN}"}, {"prompt": "2+2=", "completion": ""}]
+    for _ in range(2):  # An attempt that failed later is made again.
+        registry.log_table(run_id, rows, "samples/step-1.json")
+    kept = json.loads((home / "mlartifacts" / run_id / "artifacts" / "samples" / "step-1.json").read_text())
+    assert kept == {"columns": ["prompt", "completion"], "data": [["1+1=", "2 \N{SNOWMAN}"], ["2+2=", ""]]}
 
 
 def test_artifact_root_decides_for_a_new_experiment(home: Path, tmp_path: Path, policy: Path) -> None:

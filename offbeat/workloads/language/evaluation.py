@@ -143,4 +143,6 @@ def _samples(
 
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else "" if value is None else str(value)
+    # Databases behind Prefect and MLflow refuse the zero character, and JSON a lone surrogate.
+    text = text.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."

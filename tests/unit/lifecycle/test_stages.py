@@ -1,7 +1,7 @@
 """The stages after training, each on its own, on a real local store and log and with a registry that only remembers."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,9 @@ class FakeRegistry:
 
     def log_figure(self, run_id: str, figure: Any, name: str) -> str:
         return f"{run_id}/{name}"
+
+    def log_table(self, run_id: str, rows: Sequence[Mapping[str, str]], name: str) -> None:
+        self.artifacts.append(f"{name}: {[dict(row) for row in rows]}")
 
     def champion(self, name: str) -> None:
         return None
@@ -183,3 +186,11 @@ def test_outcomes_come_in_the_order_of_their_steps(run: Run) -> None:
     assert stages.all_outcomes(run) == []
     finish(run, s2=2.0, s1=1.0)
     assert [outcome.step for outcome in stages.all_outcomes(run)] == [1, 2]
+
+
+@pytest.mark.parametrize("samples", [(), ({"prompt": "1+1=", "completion": "2"},)])
+def test_samples_are_kept_by_step_where_there_are_any(registry: Any, samples: tuple[dict[str, str], ...]) -> None:
+    scores = Scores(name="accuracy", seeds=[1], values=np.ones(1), samples=samples)
+    stages.keep_samples(registry, Checkpoint(step=40, folder=Path("c")), scores, mlflow_id="mlflow-1")
+    expected = ["samples/step-000000040.json: [{'prompt': '1+1=', 'completion': '2'}]"] if samples else []
+    assert registry.artifacts == expected
