@@ -44,22 +44,21 @@ class LogprobCheck:
     def __call__(self, policy: LanguagePolicy, batch: TrajectoryBatch, *, step: int, version: int) -> dict[str, float]:
         """`logprob_difference` where this step had something to check; raises LogprobMismatch beyond the tolerance."""
         if step % self._algorithm.logprob_check_steps == 0:
+            self._waiting = None
+            if rows := _rows_of_version(batch, version)[:ROWS]:
+                return {"logprob_difference": self._checked(policy, batch, rows)}
+            # Copied only now: the parameters of a large model are not copied to be looked at once.
             self._waiting = _Snapshot(version=version, weights=policy.weights())
         waiting = self._waiting
-        if waiting is None:
-            return {}
-        rows = _rows_of_version(batch, waiting.version)[:ROWS]
-        if not rows:
+        if waiting is None or not (rows := _rows_of_version(batch, waiting.version)[:ROWS]):
             return {}
         self._waiting = None
-        present = policy.weights() if version != waiting.version else None
-        if present is not None:
-            policy.load_weights(waiting.weights)
+        present = policy.weights()
+        policy.load_weights(waiting.weights)
         try:
             return {"logprob_difference": self._checked(policy, batch, rows)}
         finally:
-            if present is not None:
-                policy.load_weights(present)
+            policy.load_weights(present)
 
     def _checked(self, policy: LanguagePolicy, batch: TrajectoryBatch, rows: Sequence[int]) -> float:
         completions = completions_of(batch, torch.zeros(len(batch))).select(rows)
