@@ -8,7 +8,6 @@ the first is what asynchrony is measured against, the second is the limit that t
 """
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.runs import outcomes_of, play, total
 from offbeat.config import RunConfig, load_config
-from offbeat.ledger import Outcome, read_account, read_outcomes
+from offbeat.ledger import Outcome
 from offbeat.runs import Run, read_status
 
 CONFIG = Path(__file__).parents[1] / "deployments" / "cartpole.yaml"
@@ -71,33 +71,13 @@ def main(argv: Sequence[str]) -> int:
 def measure(config: RunConfig, home: Path, run_id: str) -> Measured:
     """Figures of one run of real processes, without its first tenth."""
     run = Run.create(config, run_id=run_id, home=home)
-    command = [sys.executable, "-m", "offbeat"]
-    sides = [["trainer"], *(["generator", "--index", str(i)] for i in range(config.generator.num_generators))]
-    processes = [
-        subprocess.Popen(
-            [*command, *side[:1], run.run_id, *side[1:], "--home", str(home)],
-            stderr=(run.folder / "output" / f"{'-'.join(side)}.log").open("wb"),
-        )
-        for side in sides
-    ]
-    try:
-        codes = [process.wait(timeout=1800) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    if any(codes):
-        raise SystemExit(f"a side failed with {codes}; see {run.folder / 'output'}")
-    account = read_account(run)
-    if account.difference:
-        raise SystemExit(f"{run_id}: {account.difference} trajectories are not accounted for")
+    account = play(run)
     return figures(run, account.stale / max(1, account.produced))
 
 
 def figures(run: Run, stale_share: float) -> Measured:
     """What the ledger and the trainer's last status say."""
-    log = run.open_log()
-    outcomes, _ = read_outcomes(log)
-    log.close()
+    outcomes = outcomes_of(run)
     store = run.open_store()
     status = read_status(store)["trainer"]
     store.close()
@@ -115,11 +95,6 @@ def figures(run: Run, stale_share: float) -> Measured:
     )
 
 
-def total(outcomes: Sequence[Outcome], name: str) -> float:
-    """Sum of one metric."""
-    return sum(outcome.metrics[name] for outcome in outcomes)
-
-
 def busy(outcomes: Sequence[Outcome]) -> float:
     """Seconds spent on steps and publishing."""
     return total(outcomes, "step_s") + total(outcomes, "publish_s")
@@ -127,7 +102,7 @@ def busy(outcomes: Sequence[Outcome]) -> float:
 
 def learner_alone(config: RunConfig, *, seconds: float = 3.0) -> float:
     """Samples per second of the learner on one batch that is already in memory, with nothing else running."""
-    from offbeat.trainer.repeat import make_deterministic
+    from offbeat.algorithms.determinism import make_deterministic
     from offbeat.trajectory import TrajectoryBatch
     from offbeat.workloads import open_workload
 

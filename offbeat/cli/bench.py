@@ -12,7 +12,8 @@ import click
 import offbeat
 from offbeat.errors import ConfigError, NotReady
 
-FOLDER = Path(offbeat.__file__).parents[1] / "benchmarks"
+SOURCES = Path(offbeat.__file__).parents[1]
+FOLDER = SOURCES / "benchmarks"
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -38,10 +39,14 @@ def bench(*, only_list: bool, name: str | None, arguments: Sequence[str]) -> Non
 
 
 def _scripts() -> dict[str, Path]:
-    scripts = {path.stem: path for path in sorted(FOLDER.glob("[a-z]*.py"))}
+    scripts = {path.stem: path for path in sorted(FOLDER.glob("[a-z]*.py")) if _has_main(path)}
     if not scripts:
         raise NotReady(f"no benchmarks in {FOLDER}; they come with the source tree, not with the installed package")
     return scripts
+
+
+def _has_main(script: Path) -> bool:
+    return any(isinstance(part, ast.FunctionDef) and part.name == "main" for part in ast.parse(script.read_text()).body)
 
 
 def _summary(script: Path) -> str:
@@ -52,6 +57,8 @@ def _load(script: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"benchmarks.{script.stem}", script)
     if spec is None or spec.loader is None:
         raise NotReady(f"{script} cannot be loaded as Python")
+    if str(SOURCES) not in sys.path:
+        sys.path.append(str(SOURCES))  # Benchmarks import what they share as `benchmarks.runs`.
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

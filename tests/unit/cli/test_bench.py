@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 
@@ -35,6 +37,23 @@ def test_an_unknown_one_names_the_known(invoke, scripts):
     assert "expected one of speed, worth" in result.stderr
 
 
+def test_what_benchmarks_share_is_no_benchmark(invoke, scripts):
+    (scripts / "__init__.py").write_text('"""A package."""\n')
+    (scripts / "parts.py").write_text('"""Parts."""\n\ndef half(argv):\n    return 1\n')
+    assert "parts" not in invoke("bench", "--list").stdout
+    assert invoke("bench", "parts").exit_code == 2
+
+
 def test_without_a_source_tree_there_are_none(invoke, tmp_path, monkeypatch):
     monkeypatch.setattr("offbeat.cli.bench.FOLDER", tmp_path / "none")
     assert invoke("bench").exit_code == 2
+
+
+def test_the_benchmarks_of_the_source_tree_load_and_say_what_they_take(invoke, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    listed = [line.split()[0] for line in invoke("bench", "--list").stdout.splitlines()]
+    assert listed == ["language", "throughput", "waiting"]
+    for name in listed:
+        result = invoke("bench", name, "--help")
+        assert result.exit_code == 0
+        assert f"offbeat bench {name}" in result.stdout
