@@ -93,7 +93,7 @@ def arguments(run: Run) -> GRPOConfig:
         use_vllm=False,
         use_cpu=True,
         bf16=False,
-        gradient_checkpointing=False,
+        activation_checkpointing=False,  # TRL turns it on by default; ours has it off, for speed.
         disable_dropout=True,
         seed=run.config.seed,
         max_steps=training.max_steps,

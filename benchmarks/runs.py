@@ -21,6 +21,9 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK
 
 def create(config: RunConfig, home: Path, run_id: str, *, base: Path | None = None) -> Run:
     """A new run that starts from `base`, or from what its kind of work makes for it."""
+    import torch
+
+    torch.set_num_threads(1)  # What is made here is small, and a second thread waits for cores that others use.
     run = Run.create(config, run_id=run_id, home=home)
     if base is not None:
         shutil.copytree(base, run.base)
