@@ -44,6 +44,49 @@ def small_config(**training: object) -> RunConfig:
     )
 
 
+def language_config(**training: object) -> RunConfig:
+    """Sums of one-digit numbers, for a model of a few thousand parameters."""
+    return parse_config(
+        {
+            "name": "sums",
+            "workload": {
+                "kind": "language",
+                "model": {
+                    "made": {
+                        "hidden_size": 32,
+                        "num_layers": 1,
+                        "num_heads": 2,
+                        "intermediate_size": 64,
+                        "max_length": 16,
+                    },
+                    "warm_up": {"steps": 30, "batch_size": 32, "learning_rate": 0.01},
+                },
+                "data": {
+                    "train": "offbeat.workloads.language.arithmetic:problems",
+                    "arguments": {"largest": 9},
+                    "validation_share": 0.2,
+                },
+                "sampling": {"max_new_tokens": 3},
+                "rewards": {"functions": [{"name": "accuracy"}]},
+                "group_size": 4,
+                "num_groups": 4,
+                "in_flight_updates": True,
+            },
+            "training": {
+                "batch_size": 32,
+                "max_steps": 12,
+                "max_staleness": 2,
+                "algorithm": {"learning_rate": 0.001, "correction": "truncated_token"},
+                **training,
+            },
+            "generator": {"num_generators": 1},
+            "strategy": {"checkpoint_freq": 4},
+            "evaluation": {"episodes": 16, "samples": 2},
+            "observation": {"interval_s": 0.2},
+        }
+    )
+
+
 class Sides:
     """The processes of one run, by role. Leaving the block ends whatever still lives."""
 

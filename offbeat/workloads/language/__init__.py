@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
+from offbeat.algorithms.determinism import fixed_threads
 from offbeat.config import RunConfig, language_sections
 from offbeat.config.language import RewardConfig
 from offbeat.errors import CheckpointError, ConfigError, NotReady
@@ -74,7 +75,8 @@ class LanguageWorkload:
         """
         from offbeat.workloads.language.base_model import prepare_base
 
-        measures = prepare_base(self._run, self._config, self._base)
+        with fixed_threads(self._run.training.torch_threads):
+            measures = prepare_base(self._run, self._config, self._base)
         evaluation = self._run.evaluation
         scores = self.evaluate(
             self._open_policy(self._run.training.device), num_episodes=evaluation.episodes, seed=evaluation.seed
@@ -133,8 +135,9 @@ class LanguageWorkload:
         from offbeat.workloads.language.follower import ignore_signals
         from offbeat.workloads.language.team_start import join_launched
 
+        team = join_launched(self._run)
         ignore_signals()
-        self.follow_in(join_launched(self._run))
+        self.follow_in(team)
 
     def follow_in(self, team: "Team") -> None:
         """Do this process's share of every step until the team's first process ends."""
@@ -158,15 +161,16 @@ class LanguageWorkload:
         prompts = choose_prompts(self._prompts(self._split.validation), num_prompts=num_episodes, seed=seed)
         rewards = self._rewards("evaluation")
         try:
-            return evaluate_prompts(
-                self._run,
-                self._config,
-                cast("LanguagePolicy", policy),
-                prompts,
-                rewards=rewards,
-                combine=self._combine(),
-                seed=seed,
-            )
+            with fixed_threads(self._run.training.torch_threads):
+                return evaluate_prompts(
+                    self._run,
+                    self._config,
+                    cast("LanguagePolicy", policy),
+                    prompts,
+                    rewards=rewards,
+                    combine=self._combine(),
+                    seed=seed,
+                )
         finally:
             rewards.close()
 
