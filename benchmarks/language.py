@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     """Run and print; 1 when not both reach the target."""
     parser = argparse.ArgumentParser(prog="offbeat bench language", description="Seconds to the same accuracy.")
     parser.add_argument("--target", type=float, default=0.7, help="validation accuracy that is raced to")
-    parser.add_argument("--steps", type=int, default=100, help="most optimiser steps of each")
+    parser.add_argument("--steps", type=int, default=120, help="most optimiser steps of each")
     parser.add_argument("--every", type=int, default=5, help="steps between the parameters that are scored")
     parser.add_argument("--trl-threads", type=int, default=2, help="threads of TRL's process")
     parser.add_argument("--set", action="append", default=[], help="section.key=value", metavar="KEY=VALUE")
