@@ -51,6 +51,7 @@ FROZEN_KEYS = (
     "training.gradient_clip",
     "training.reward_fn",
     "strategy.num_workers",
+    "strategy.sharding",
 )
 
 

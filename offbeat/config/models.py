@@ -119,8 +119,18 @@ class StrategyConfig(Section):
     num_workers: int = Field(
         1, ge=1, le=1024, description="Trainer processes that share each step (language; control trains in one)."
     )
+    sharding: Literal["none", "full"] = Field(
+        "none",
+        description="full: parameters, gradients and AdamW's state are cut among the trainer processes (FSDP).",
+    )
     checkpoint_freq: int = Field(1000, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(5, ge=1, le=10_000, description="Newest checkpoints kept.")
+
+    @model_validator(mode="after")
+    def _there_is_who_shares(self) -> Self:
+        if self.sharding == "full" and self.num_workers == 1:
+            raise ValueError("sharding: got 'full' with num_workers 1; nobody is there to share with")
+        return self
 
 
 class EvaluationConfig(Section):

@@ -9,7 +9,7 @@ by itself: it would only make every importance weight wrong.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from offbeat.config.language import GrpoConfig, SamplingConfig
 from offbeat.errors import LogprobMismatch
 from offbeat.trajectory import TrajectoryBatch
+from offbeat.workloads.base import Weights
 from offbeat.workloads.language.batches import Completions, completions_of, micro_batches, rows_of
 from offbeat.workloads.language.policy import LanguagePolicy
 from offbeat.workloads.language.sampling import sampling_logprobs
@@ -31,6 +32,19 @@ class _Snapshot:
     weights: Mapping[str, Tensor]
 
 
+class Scorable(Protocol):
+    """A policy that can be asked, and for a moment be another version of itself."""
+
+    def weights(self) -> Weights:
+        """Its parameters, as clones."""
+
+    def load_weights(self, weights: Weights) -> None:
+        """Take over parameters."""
+
+    def score(self, rows: Completions, sampling: SamplingConfig) -> Sequence[np.ndarray[Any, Any]]:
+        """Log-probs of the written tokens, row by row, under the distribution that the sampler draws from."""
+
+
 class LogprobCheck:
     """Checks at the first step and then every `logprob_check_steps`; owned by a learner.
 
@@ -41,7 +55,7 @@ class LogprobCheck:
         self._algorithm, self._sampling = algorithm, sampling
         self._waiting: _Snapshot | None = None
 
-    def __call__(self, policy: LanguagePolicy, batch: TrajectoryBatch, *, step: int, version: int) -> dict[str, float]:
+    def __call__(self, policy: Scorable, batch: TrajectoryBatch, *, step: int, version: int) -> dict[str, float]:
         """`logprob_difference` where this step had something to check; raises LogprobMismatch beyond the tolerance."""
         if step % self._algorithm.logprob_check_steps == 0:
             self._waiting = None
@@ -60,7 +74,7 @@ class LogprobCheck:
         finally:
             policy.load_weights(present)
 
-    def _checked(self, policy: LanguagePolicy, batch: TrajectoryBatch, rows: Sequence[int]) -> float:
+    def _checked(self, policy: Scorable, batch: TrajectoryBatch, rows: Sequence[int]) -> float:
         completions = completions_of(batch, torch.zeros(len(batch))).select(rows)
         difference = self._difference(policy, completions, self._sampling)
         if difference > self._algorithm.logprob_tolerance:
@@ -71,13 +85,13 @@ class LogprobCheck:
             )
         return difference
 
-    def _difference(self, policy: LanguagePolicy, rows: Completions, sampling: SamplingConfig) -> float:
-        found = score_tokens(policy, rows, sampling, max_tokens=self._algorithm.micro_batch_tokens)
+    def _difference(self, policy: Scorable, rows: Completions, sampling: SamplingConfig) -> float:
+        found = policy.score(rows, sampling)
         gaps = [np.abs(recorded - scored) for recorded, scored in zip(rows.logprobs, found, strict=True)]
         total = np.concatenate(gaps) if gaps else np.zeros(0)
         return float(np.nan_to_num(total, nan=np.inf, posinf=np.inf).mean()) if total.size else 0.0
 
-    def _likely_cause(self, policy: LanguagePolicy, rows: Completions, difference: float) -> str:
+    def _likely_cause(self, policy: Scorable, rows: Completions, difference: float) -> str:
         """What to look at first: whichever change of the sampler's settings explains the difference, if one does."""
         plain = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
         others = {

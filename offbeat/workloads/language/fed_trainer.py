@@ -8,7 +8,7 @@ steps. What TRL brings are the losses, the reference policy, LoRA's disabled ada
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -21,7 +21,7 @@ from trl import GRPOTrainer
 
 from offbeat.config import RunConfig
 from offbeat.config.language import GrpoConfig, LanguageConfig
-from offbeat.workloads.language.policy import LanguagePolicy
+from offbeat.workloads.language.policy import LanguagePolicy, trained_parameters
 
 Measured = tuple[float, float]  # A mean and its weight.
 # What TRL calls its measures, and what the ledger does.
@@ -32,7 +32,13 @@ class FedTrainer(GRPOTrainer):  # type: ignore[misc]
     """Computes losses on given tensors; `generate` is nobody's business here."""
 
     def __init__(
-        self, policy: LanguagePolicy, config: RunConfig, workload: LanguageConfig, algorithm: GrpoConfig
+        self,
+        policy: LanguagePolicy,
+        config: RunConfig,
+        workload: LanguageConfig,
+        algorithm: GrpoConfig,
+        *,
+        shard: Callable[[Any], None] | None = None,
     ) -> None:
         super().__init__(
             model=policy.model,
@@ -49,6 +55,9 @@ class FedTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         self.model: Any
         self.optimizer: Any
+        if shard is not None:  # After TRL's copy for the reference policy, before the optimiser's first look.
+            shard(policy.model)
+            policy.trained = trained_parameters(policy.model)
         self.create_optimizer()
         self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
         self._passes: list[tuple[int, int]] = []  # Rows and written tokens of each pass since `take_metrics`.

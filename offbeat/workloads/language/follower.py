@@ -14,7 +14,10 @@ from pathlib import Path
 
 from offbeat.algorithms.determinism import make_deterministic
 from offbeat.config import RunConfig, language_sections
+from offbeat.config.language import SamplingConfig
 from offbeat.errors import WorkloadError
+from offbeat.workloads.language.batches import Completions
+from offbeat.workloads.language.checks import score_tokens
 from offbeat.workloads.language.learner import parted
 from offbeat.workloads.language.policy import LanguagePolicy
 from offbeat.workloads.language.team import Order, Team
@@ -33,8 +36,17 @@ def follow(config: RunConfig, policy: LanguagePolicy, team: Team) -> None:
         match order:
             case Order.LEARN:
                 team.gather(updater.learn(team.scatter(None)))
+            case Order.SCORE:
+                asked: tuple[Completions, SamplingConfig] = team.scatter(None)
+                score_tokens(policy, *asked, max_tokens=updater.micro_batch_tokens)
+            case Order.PARAMETERS:
+                policy.weights()
+            case Order.STATE:
+                updater.state()
+            case Order.LOAD:
+                policy.load_weights(team.spread(None, None)[0])
             case Order.RESTORE:
-                tensors, settings = team.spread(None, None, policy.device)
+                tensors, settings = team.spread(None, None)
                 updater.restore(*parted(tensors), settings)
             case Order.DIGEST:
                 team.gather(updater.digest(0))

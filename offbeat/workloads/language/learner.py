@@ -9,6 +9,7 @@ The behaviour's log-probs are recorded ones. `correction` says what becomes of t
 
 import json
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from offbeat.workloads.language.policy import LanguagePolicy
 from offbeat.workloads.language.shares import deal
 from offbeat.workloads.language.team import Order, Team
 from offbeat.workloads.language.updates import Update, Updater, summed
+from offbeat.workloads.language.whole_policy import WholePolicy
 
 FORMAT = "offbeat-language-learner-1"
 PARAMETER = "parameter/"
@@ -49,6 +51,7 @@ class LanguageLearner:
         self._training, self._workload, self._algorithm = config.training, workload, algorithm
         self._policy, self._team = policy, team or Team()
         self._updater = Updater(policy, config, workload, algorithm, self._team)
+        self._whole = WholePolicy(policy, self._updater, self._team)
         self._check = LogprobCheck(algorithm, workload.sampling)
         self._steps = 0
 
@@ -63,7 +66,7 @@ class LanguageLearner:
         Raises LogprobMismatch when what is recorded of `version` is not what it samples, WorkloadError when a process
         of the team is gone.
         """
-        checked = self._check(self._policy, batch, step=self._steps, version=version)
+        checked = self._check(self._whole, batch, step=self._steps, version=version)
         rate = self._learning_rate()
         rewards = torch.from_numpy(batch.numpy("reward").copy()).view(-1, self._workload.group_size)
         advantages = group_advantages(rewards, self._algorithm.advantages).flatten()
@@ -85,11 +88,13 @@ class LanguageLearner:
 
     def weights(self) -> Weights:
         """The trained parameters, as CPU clones."""
-        return self._policy.weights()
+        return self._whole.weights()
 
     def digest(self) -> str:
         """BLAKE2b over every trained parameter, optimiser value and the step, in a fixed order."""
-        return self._updater.digest(self._steps)
+        if not self._updater.sharded:
+            return self._updater.digest(self._steps)
+        return blake2b("".join([str(self._steps), *self._digests()]).encode(), digest_size=32).hexdigest()
 
     def save(self, folder: Path) -> None:
         """Write `policy/` (a transformers folder), `optimizer.safetensors` and `learner.json`.
@@ -97,13 +102,14 @@ class LanguageLearner:
         Raises WorkloadError when the team's processes no longer hold the same parameters.
         """
         self._check_team()
+        if self._updater.sharded:
+            self._team.tell(Order.STATE)
+        parameters, moments = self._updater.state()
         folder.mkdir(parents=True, exist_ok=True)
-        self._policy.save(folder / "policy")
-        exact = {f"{PARAMETER}{name}": tensor for name, tensor in self._policy.trained.items()}
-        tensors = {**self._updater.moments(), **exact}
+        self._policy.save(folder / "policy", parameters if self._updater.sharded else None)
+        exact = {f"{PARAMETER}{name}": tensor for name, tensor in parameters.items()}
         save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-            folder / "optimizer.safetensors",
+            {name: tensor.contiguous() for name, tensor in (moments | exact).items()}, folder / "optimizer.safetensors"
         )
         document = {
             "format": FORMAT,
@@ -118,7 +124,7 @@ class LanguageLearner:
         updater = self._updater
         try:
             document = json.loads((folder / "learner.json").read_text(encoding="utf-8"))
-            tensors = load_file(folder / "optimizer.safetensors", device=str(self._policy.device))
+            tensors = load_file(folder / "optimizer.safetensors")
             if document["format"] != FORMAT or document["parameters"] != list(updater.names):
                 raise CheckpointError(f"{folder / 'learner.json'}: not the state of a learner with these parameters")
             steps = int(document["steps"])
@@ -132,7 +138,7 @@ class LanguageLearner:
         except WorkloadError as error:
             raise CheckpointError(f"{folder}: {error}") from error
         self._team.tell(Order.RESTORE)
-        self._team.spread(tensors, settings, self._policy.device)
+        self._team.spread(tensors, settings)
         self._steps = steps
 
     def close(self) -> None:
@@ -145,9 +151,14 @@ class LanguageLearner:
         mine: list[Update] = self._updater.learn(self._team.scatter(shares))
         return [summed(parts) for parts in zip(*self._team.gather(mine), strict=True)]
 
-    def _check_team(self) -> None:
+    def _digests(self) -> list[str]:
         self._team.tell(Order.DIGEST)
-        digests = self._team.gather(self._updater.digest(0))
+        return self._team.gather(self._updater.digest(0))
+
+    def _check_team(self) -> None:
+        if self._updater.sharded:
+            return  # No two hold the same piece.
+        digests = self._digests()
         differing = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if differing:
             raise WorkloadError(f"trainer processes {differing} hold other parameters than process 0; nothing is saved")

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 from offbeat.errors import CheckpointError, WorkloadError
 from offbeat.workloads.base import Weights
+from offbeat.workloads.language.sharding import piece_of, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -54,19 +55,21 @@ class LanguagePolicy:
             if not bool(torch.isfinite(tensor).all()):
                 raise WorkloadError(f"weights {name!r} hold NaN or infinity; they are refused")
         for name, tensor in weights.items():
-            self.trained[name].copy_(tensor)
+            self.trained[name].copy_(piece_of(tensor, self.trained[name]))
 
     def weights(self) -> Weights:
-        """The trained parameters, as CPU clones."""
-        return {name: tensor.detach().cpu().clone() for name, tensor in self.trained.items()}
+        """The trained parameters, as CPU clones; where they are cut, all processes of the team must ask together."""
+        return {name: whole(tensor.detach()).cpu().clone() for name, tensor in self.trained.items()}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, weights: Weights | None = None) -> None:
         """Write a folder that transformers opens: the model, or with LoRA its adapter alone, and the tokenizer.
 
-        `policy.json` beside them says how prompts become text and how text is sampled.
+        `policy.json` beside them says how prompts become text and how text is sampled. weights: what `weights` gave,
+        for a model that is cut.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        self.model.save_pretrained(folder, safe_serialization=True)
+        given = {} if weights is None else {"state_dict": dict(weights)}
+        self.model.save_pretrained(folder, safe_serialization=True, **given)
         self.tokenizer.save_pretrained(folder)
         document = {"format": FORMAT, "settings": self.settings}
         (folder / SETTINGS_FILE).write_text(json.dumps(document, indent=2), encoding="utf-8")

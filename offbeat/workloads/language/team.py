@@ -2,8 +2,8 @@
 
     process 0 (has the rows) ──order──> all      ──share──> each      <──measures── all      gradient: sum over all
 
-Every process holds all parameters and makes the same updates, so that a checkpoint is process 0's alone. The orders go
-through gloo, for as long as there is nothing to do; gradients go through what suits the device. Processes trust each
+Every process makes the same updates, of all parameters or of its piece of them, and process 0 alone reads the log and
+writes checkpoints. What lies in main memory goes through gloo, what lies on a GPU through nccl. Processes trust each
 other: what they exchange is pickled, as everywhere in torch.distributed.
 """
 
@@ -20,15 +20,19 @@ from torch import Tensor
 from offbeat.errors import WorkloadError
 
 T = TypeVar("T")
-# A team waits for rows as long as its generators need; who dies is noticed at once, by the closed connection.
+# A team waits for rows as long as its generators need. Who dies is noticed at once, by the closed connection, and who
+# stands still by whoever supervises the trainer.
 PATIENCE = timedelta(days=365)
-GRADIENT_TIMEOUT = timedelta(minutes=10)
 
 
 class Order(enum.Enum):
     """What process 0 asks of the others."""
 
     LEARN = "learn"
+    SCORE = "score"
+    PARAMETERS = "parameters"
+    STATE = "state"
+    LOAD = "load"
     RESTORE = "restore"
     DIGEST = "digest"
     END = "end"
@@ -60,14 +64,18 @@ class Team:
         return [mine]
 
     def spread(
-        self, tensors: dict[str, Tensor] | None, settings: Mapping[str, Any] | None, device: torch.device
+        self, tensors: dict[str, Tensor] | None, settings: Mapping[str, Any] | None
     ) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
-        """Process 0's tensors and settings, in all."""
+        """Process 0's CPU tensors and settings, in all."""
         return dict(tensors or {}), settings or {}
 
     def all_agree(self, fine: bool) -> bool:
         """Whether all processes are fine."""
         return fine
+
+    def most(self, number: int) -> int:
+        """The largest number that any process has."""
+        return number
 
     def add_up(self, parameters: Iterable[Tensor]) -> None:
         """Make every gradient the sum over all processes."""
@@ -77,16 +85,14 @@ class Team:
 
 
 class DistributedTeam(Team):
-    """A team over torch.distributed, whose default group (gloo) is there; owns that group.
+    """A team over torch.distributed, whose default group is there; owns that group.
 
     ended: what process 0 calls when the team is over, to wait for processes that it started.
     """
 
-    def __init__(self, device: torch.device, *, ended: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, *, ended: Callable[[], None] = lambda: None) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._ended, self._open = ended, True
-        # Device memory has its own backend; the default group stays for what lies in main memory.
-        self._gradients = dist.new_group(backend="nccl", timeout=GRADIENT_TIMEOUT) if device.type == "cuda" else None
 
     def tell(self, order: Order) -> None:  # noqa: D102
         with _reported():
@@ -112,7 +118,7 @@ class DistributedTeam(Team):
         return found if self.rank == 0 else [mine]
 
     def spread(  # noqa: D102
-        self, tensors: dict[str, Tensor] | None, settings: Mapping[str, Any] | None, device: torch.device
+        self, tensors: dict[str, Tensor] | None, settings: Mapping[str, Any] | None
     ) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
         described = {name: (tuple(part.shape), part.dtype) for name, part in (tensors or {}).items()}
         said: list[Any] = [described, settings]
@@ -123,7 +129,7 @@ class DistributedTeam(Team):
                 if tensors is not None:
                     part.copy_(tensors[name])
                 dist.broadcast(part, src=0)
-        return {name: part.to(device) for name, part in found.items()}, said[1]
+        return found, said[1]
 
     def all_agree(self, fine: bool) -> bool:  # noqa: D102
         answer = torch.tensor(int(fine))
@@ -131,10 +137,16 @@ class DistributedTeam(Team):
             dist.all_reduce(answer, op=dist.ReduceOp.MIN)
         return bool(answer)
 
+    def most(self, number: int) -> int:  # noqa: D102
+        answer = torch.tensor(number)
+        with _reported():
+            dist.all_reduce(answer, op=dist.ReduceOp.MAX)
+        return int(answer)
+
     def add_up(self, parameters: Iterable[Tensor]) -> None:  # noqa: D102
         gradients = [_gradient(parameter) for parameter in parameters]
         with _reported():
-            works = [dist.all_reduce(gradient, group=self._gradients, async_op=True) for gradient in gradients]
+            works = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
             for work in works:
                 work.wait()
 

@@ -3,7 +3,7 @@
     strategy.num_workers: 4, plain command ──> process 0 starts three followers, which meet it through a file
     torchrun --nproc-per-node 4 ...        ──> the environment says who is who and where process 0 is
 
-Both ways end in one gloo group.
+Both ways end in one process group.
 """
 
 import json
@@ -51,10 +51,11 @@ def join_launched(config: RunConfig) -> Team:
     if found == 1:
         _forget_launcher()
         return Team()
-    device = _device(config, int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
-    dist.init_process_group("gloo", init_method="env://", timeout=PATIENCE)
+    if config.training.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
+    dist.init_process_group(_backends(config), init_method="env://", timeout=PATIENCE)
     _forget_launcher()
-    return DistributedTeam(device)
+    return DistributedTeam()
 
 
 def join_started(config: RunConfig) -> Team:
@@ -119,8 +120,8 @@ def _met(
                     f"trainer process {other} ended with {code} before it had begun; its output says why"
                 )
             time.sleep(POLL_S)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
-    return DistributedTeam(torch.device(config.training.device), ended=ended)
+    dist.init_process_group(_backends(config), store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    return DistributedTeam(ended=ended)
 
 
 def _end(followers: Sequence["subprocess.Popen[bytes]"]) -> None:
@@ -133,11 +134,8 @@ def _end(followers: Sequence["subprocess.Popen[bytes]"]) -> None:
             follower.wait()
 
 
-def _device(config: RunConfig, local_rank: int) -> torch.device:
-    device = torch.device(config.training.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(local_rank)
-    return device
+def _backends(config: RunConfig) -> str:
+    return "cpu:gloo,cuda:nccl" if config.training.device == "cuda" else "gloo"
 
 
 def _visible_devices() -> list[str]:

@@ -10,17 +10,21 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from offbeat.config import RunConfig
 from offbeat.config.language import GrpoConfig, LanguageConfig
 from offbeat.workloads.adam_state import adam_tensors, digest_of, load_adam_tensors
+from offbeat.workloads.base import Weights
 from offbeat.workloads.language.batches import Completions, micro_batches
 from offbeat.workloads.language.fed_trainer import FedTrainer, Measured
 from offbeat.workloads.language.policy import LanguagePolicy
+from offbeat.workloads.language.sharding import own_piece, piece_of, shard, whole
 from offbeat.workloads.language.shares import Minibatch, Share
 from offbeat.workloads.language.team import Team
 
@@ -48,7 +52,9 @@ class Updater:
     ) -> None:
         self._policy, self._algorithm, self._team = policy, algorithm, team
         self._gradient_clip = config.training.gradient_clip
-        self.trainer = FedTrainer(policy, config, workload, algorithm)
+        self.sharded = team.size > 1 and config.strategy.sharding == "full"
+        cut = partial(shard, num_processes=team.size, device=policy.device) if self.sharded else None
+        self.trainer = FedTrainer(policy, config, workload, algorithm, shard=cut)
         self.optimizer: Any = self.trainer.optimizer
         self.names, self.parameters = zip(*policy.trained.items(), strict=True)
         self.micro_batch_tokens = algorithm.micro_batch_tokens
@@ -64,20 +70,27 @@ class Updater:
         finally:
             self._policy.model.eval()
 
-    def moments(self) -> dict[str, Tensor]:
-        """The optimiser's state by name; nothing before its first update."""
-        return adam_tensors(self._inner_optimizer, self.names, self.parameters)
+    def state(self) -> tuple[Weights, dict[str, Tensor]]:
+        """Trained parameters, and the optimiser's moments by name, none before its first update; CPU clones.
+
+        Where they are cut, all processes of the team must ask together.
+        """
+        moments = {name: whole(part.detach()).cpu().clone() for name, part in self._moments().items()}
+        return self._policy.weights(), moments
 
     def digest(self, steps: int) -> str:
-        """BLAKE2b over every trained parameter, optimiser value and the step, in a fixed order."""
-        return digest_of(steps, {**self._policy.trained, **self.moments()})
+        """BLAKE2b over every trained parameter, optimiser value and the step, in a fixed order; of the own pieces."""
+        tensors = {**self._policy.trained, **self._moments()}
+        return digest_of(steps, {name: own_piece(part.detach()) for name, part in tensors.items()})
 
     def restore(
         self, parameters: Mapping[str, Tensor], moments: Mapping[str, Tensor], settings: Mapping[str, Any]
     ) -> None:
         """Take over what another process had; raises WorkloadError when the parameters do not fit."""
         self._policy.load_weights(parameters)
-        load_adam_tensors(self._inner_optimizer, moments, self.names, self.parameters)
+        likes = dict(zip(self.names, self.parameters, strict=True))
+        pieces = {name: piece_of(part, likes[name.partition("/")[2]]) for name, part in moments.items()}
+        load_adam_tensors(self._inner_optimizer, pieces, self.names, self.parameters)
         self.micro_batch_tokens = int(settings["micro_batch_tokens"])
         if settings["scaler"] and self.trainer.accelerator.scaler is not None:
             self.trainer.accelerator.scaler.load_state_dict(settings["scaler"])
@@ -104,6 +117,9 @@ class Updater:
         """Whether the loss holds a divergence from the base policy."""
         return self._algorithm.kl_coef > 0
 
+    def _moments(self) -> dict[str, Tensor]:
+        return adam_tensors(self._inner_optimizer, self.names, self.parameters)
+
     @property
     def _inner_optimizer(self) -> Any:
         return getattr(self.optimizer, "optimizer", self.optimizer)
@@ -111,8 +127,9 @@ class Updater:
     def _updated(self, prepared: "_Prepared", minibatch: Minibatch) -> Update:
         part = prepared.select(minibatch.rows)
         loss, means = self._within_memory(lambda: self._gradient(part, minibatch))
-        self._team.add_up(self.parameters)
-        norm = float(self.trainer.accelerator.clip_grad_norm_(self.parameters, self._gradient_clip))
+        if not self.sharded:  # There every pass has added its gradient up already.
+            self._team.add_up(self.parameters)
+        norm = float(whole(self.trainer.accelerator.clip_grad_norm_(self.parameters, self._gradient_clip)))
         # A gradient beyond float32 must not reach the parameters; the update is left out, and the metric says so.
         # A loss scaler leaves it out by itself, and must be asked, or it never lowers its scale.
         if (applied := math.isfinite(norm)) or self.trainer.accelerator.scaler is not None:
@@ -123,16 +140,25 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
         self.trainer.take_metrics()  # Whatever a try that ran out of memory had measured.
         total = 0.0
-        for chosen in micro_batches(part.rows.lengths(), self.micro_batch_tokens):
-            tensors = self._loss_tensors(part.select(chosen))
+        for chosen in self._passes(part.rows):
+            tensors = self._loss_tensors(part.select(chosen) if chosen else _Prepared.nothing(self))
             loss = self.trainer.loss(tensors, num_rows=minibatch.num_rows, num_tokens=minibatch.num_tokens)
-            self.trainer.accelerator.backward(loss)
-            total += float(loss.detach())
+            self.trainer.accelerator.backward(loss if chosen else loss * 0.0)
+            total += float(loss.detach()) if chosen else 0.0
         return total, self.trainer.take_metrics()
 
+    def _passes(self, rows: Completions) -> list[list[int]]:
+        """Rows pass by pass. Blocks that are cut come together in every pass of all processes: some get empty ones."""
+        passes = micro_batches(rows.lengths(), self.micro_batch_tokens)
+        most = self._team.most(len(passes)) if self.sharded else 0
+        return passes + [[]] * (most - len(passes))
+
     def _within_memory(self, work: Callable[[], T]) -> T:
-        """Do it; when memory runs out here or in the team, again in passes of half the size, which stay."""
-        while True:
+        """Do it; when memory runs out here or in the team, again in passes of half the size, which stay.
+
+        With blocks that are cut, the others would wait in a pass for whoever failed: there it is an error at once.
+        """
+        while not self.sharded:
             failed: RuntimeError | None = None
             try:
                 done = work()
@@ -150,6 +176,7 @@ class Updater:
             self.optimizer.zero_grad(set_to_none=True)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+        return work()
 
     def _loss_tensors(self, part: "_Prepared") -> dict[str, Any]:
         tensors: dict[str, Any] = part.rows.padded(self._policy.tokenizer.pad_token_id, self._policy.device)
@@ -175,8 +202,8 @@ class Updater:
 
     def _scored(self, rows: Completions, *, reference: bool) -> list[Tensor]:
         found: list[Tensor] = [torch.empty(0)] * len(rows)
-        for chosen in micro_batches(rows.lengths(), self.micro_batch_tokens):
-            part = rows.select(chosen)
+        for chosen in self._passes(rows):
+            part = rows.select(chosen) if chosen else _Prepared.nothing(self).rows
             tensors = part.padded(self._policy.tokenizer.pad_token_id, self._policy.device)
             scored = self.trainer.logprobs(tensors, reference=reference).cpu()
             for place, row in enumerate(chosen):
@@ -197,6 +224,16 @@ class _Prepared:
         proximal = updater.score(rows) if updater.needs_proximal else None
         reference = updater.score(rows, reference=True) if updater.needs_reference else None
         return cls(rows, proximal, reference)
+
+    @classmethod
+    def nothing(cls, updater: Updater) -> "_Prepared":
+        """What a process computes while others have rows left: a prompt of one token, and nothing written."""
+        empty = np.zeros(0, np.int64)
+        rows = Completions(
+            prompts=[np.zeros(1, np.int64)], written=[empty], logprobs=[empty], advantages=torch.zeros(1)
+        )
+        scores = [torch.zeros(0)]
+        return cls(rows, scores if updater.needs_proximal else None, scores if updater.needs_reference else None)
 
     def select(self, rows: Sequence[int]) -> "_Prepared":
         proximal = None if self.proximal is None else [self.proximal[row] for row in rows]

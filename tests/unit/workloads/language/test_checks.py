@@ -1,5 +1,6 @@
 """Recorded log-probs against the version that wrote them: when it is asked, and what it says is wrong."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from offbeat.errors import LogprobMismatch
 from offbeat.trajectory import TrajectoryBatch
-from offbeat.workloads.language.checks import LogprobCheck
+from offbeat.workloads.language.checks import LogprobCheck, score_tokens
 from offbeat.workloads.language.columns import language_schema
 from offbeat.workloads.language.policy import LanguagePolicy
 from tests.unit.workloads.language.small_models import (
@@ -28,6 +29,14 @@ LENGTH = 5
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> LanguagePolicy:
     return open_policy(make_base(tmp_path_factory.mktemp("base")), run_config())
+
+
+class Asked:
+    """A policy as the check asks it."""
+
+    def __init__(self, policy: LanguagePolicy) -> None:
+        self.weights, self.load_weights = policy.weights, policy.load_weights
+        self.score = partial(score_tokens, policy, max_tokens=64)
 
 
 def _check(*, every: int = 1, tolerance: float = 0.05, **sampling: Any) -> LogprobCheck:
@@ -67,14 +76,14 @@ def _batch(
 
 def _said(check: LogprobCheck, policy: LanguagePolicy, batch: TrajectoryBatch) -> str:
     with pytest.raises(LogprobMismatch) as caught:
-        check(policy, batch, step=0, version=0)
+        check(Asked(policy), batch, step=0, version=0)
     return str(caught.value)
 
 
 def test_what_agrees_is_measured(policy: LanguagePolicy) -> None:
-    measured = _check()(policy, _batch(policy), step=0, version=0)
+    measured = _check()(Asked(policy), _batch(policy), step=0, version=0)
     assert measured == {"logprob_difference": pytest.approx(0.0, abs=1e-5)}
-    shifted = _check(tolerance=1.0)(policy, _batch(policy, shift=-0.25), step=0, version=0)
+    shifted = _check(tolerance=1.0)(Asked(policy), _batch(policy, shift=-0.25), step=0, version=0)
     assert shifted == {"logprob_difference": pytest.approx(0.25, abs=1e-5)}
 
 
@@ -101,20 +110,20 @@ def test_the_message_names_the_likely_cause(
 def test_a_version_without_rows_is_kept_until_a_batch_holds_some(tmp_path: Path) -> None:
     policy = open_policy(make_base(tmp_path), run_config())
     check, of_first = _check(every=10), _batch(policy, version=1)
-    assert check(policy, _batch(policy, version=0), step=0, version=1) == {}
+    assert check(Asked(policy), _batch(policy, version=0), step=0, version=1) == {}
     with torch.no_grad():
         for parameter in policy.trained.values():
             parameter.mul_(1.5)  # The learner goes on.
     moved = policy.weights()
-    assert check(policy, _batch(policy, version=0), step=1, version=2) == {}
-    measured = check(policy, of_first, step=2, version=2)
+    assert check(Asked(policy), _batch(policy, version=0), step=1, version=2) == {}
+    measured = check(Asked(policy), of_first, step=2, version=2)
     assert measured["logprob_difference"] == pytest.approx(0.0, abs=1e-5)
     assert all(torch.equal(moved[name], tensor) for name, tensor in policy.weights().items())
-    assert check(policy, of_first, step=3, version=2) == {}, "one check an interval"
+    assert check(Asked(policy), of_first, step=3, version=2) == {}, "one check an interval"
 
 
 def test_rows_of_several_versions_are_left_out(policy: LanguagePolicy) -> None:
     batch = _batch(policy, shift=-1.0)
     versions = batch.ragged("token_versions")[0]
     assert isinstance(versions, np.ndarray)
-    assert _check()(policy, batch, step=0, version=7) == {}
+    assert _check()(Asked(policy), batch, step=0, version=7) == {}

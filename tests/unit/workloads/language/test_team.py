@@ -19,6 +19,7 @@ from offbeat.errors import ConfigError, WorkloadError
 from offbeat.trajectory import TrajectoryBatch
 from offbeat.workloads.language import LanguageWorkload
 from offbeat.workloads.language.learner import LanguageLearner
+from offbeat.workloads.language.policy import LanguagePolicy
 from offbeat.workloads.language.team_start import join_launched
 from tests.unit.workloads.language.small_models import (
     make_base,
@@ -35,6 +36,9 @@ REWARDS = [0.0, 1.0, 0.0, 2.0, 1.0, 0.0, 0.0, 1.0]
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "decoupled": {"correction": "decoupled", "kl_coef": 0.1, "minibatches": 3, "epochs": 2, "micro_batch_tokens": 32},
     "sequence": {"loss": "grpo", "ratio": "sequence"},
+    # Cut among both; a pass holds a row or two, so that one process has passes left when the other has none.
+    "sharded": {"correction": "truncated_token", "kl_coef": 0.1, "minibatches": 3, "micro_batch_tokens": 16},
+    "sharded lora": {"loss": "grpo"},
 }
 DEADLINE_S = 60.0
 
@@ -51,13 +55,18 @@ def _no_process_left() -> Iterator[None]:
     assert set(psutil.Process().children()) <= before
 
 
-def _config(num_workers: int, **algorithm: Any) -> RunConfig:
-    config = run_config(algorithm=algorithm)
-    return config.model_copy(update={"strategy": config.strategy.model_copy(update={"num_workers": num_workers})})
+def _config(num_workers: int, algorithm: dict[str, Any] | None = None, *, kind: str = "") -> RunConfig:
+    model = {"lora": {"rank": 4}} if "lora" in kind else {}
+    config = run_config(workload={"model": model}, algorithm={"logprob_check_steps": 1, **(algorithm or {})})
+    sharding = "full" if "sharded" in kind and num_workers > 1 else "none"
+    strategy = config.strategy.model_copy(update={"num_workers": num_workers, "sharding": sharding})
+    return config.model_copy(update={"strategy": strategy})
 
 
-def _learner(base: Path, num_workers: int, **algorithm: Any) -> LanguageLearner:
-    learner = LanguageWorkload(_config(num_workers, **algorithm), base=base).make_learner()
+def _learner(
+    base: Path, num_workers: int, algorithm: dict[str, Any] | None = None, *, kind: str = ""
+) -> LanguageLearner:
+    learner = LanguageWorkload(_config(num_workers, algorithm, kind=kind), base=base).make_learner()
     assert isinstance(learner, LanguageLearner)
     return learner
 
@@ -81,19 +90,24 @@ def _wait(condition: Callable[[], bool]) -> None:
 def test_two_processes_learn_what_one_does(base: Path, tmp_path: Path, name: str) -> None:
     """One process trains two steps. A team takes over its first checkpoint, moments and all, and makes the second."""
     batch, algorithm = _batch(base, shift=0.2), ALGORITHMS[name]
-    alone = _learner(base, 1, **algorithm)
+    alone = _learner(base, 1, algorithm, kind=name)
     alone.step(batch, seed=1)
     alone.save(tmp_path / "alone")
     expected = alone.step(batch, seed=2)
-    with closing(_learner(base, 2, **algorithm)) as team:
+    with closing(_learner(base, 2, algorithm, kind=name)) as team:
         team.load(tmp_path / "alone")
         measured = team.step(batch, seed=2)
         team.save(tmp_path / "team")  # Refused unless both processes hold the same.
+        weights, digest = team.weights(), team.digest()
+        team.load(tmp_path / "team")
+        assert team.digest() == digest
     assert measured == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    for parameter, tensor in team.weights().items():
+    for parameter, tensor in weights.items():
         torch.testing.assert_close(tensor, alone.weights()[parameter], rtol=1e-4, atol=1e-6)
     alone.load(tmp_path / "team")
-    assert alone.digest() == team.digest()
+    assert all(torch.equal(tensor, weights[parameter]) for parameter, tensor in alone.weights().items())
+    opened = LanguageWorkload(_config(1), base=base).load_policy(tmp_path / "team" / "policy")
+    assert isinstance(opened, LanguagePolicy)
 
 
 def test_a_team_that_differs_saves_nothing_and_one_that_lost_a_process_learns_nothing(
