@@ -55,6 +55,8 @@ class FedTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         self.model: Any
         self.optimizer: Any
+        if workload.model.gradient_checkpointing:  # transformers would do it in `train`, which is never called.
+            policy.model.activation_checkpointing_enable({"use_reentrant": False})
         if shard is not None:  # After TRL's copy for the reference policy, before the optimiser's first look.
             shard(policy.model)
             policy.trained = trained_parameters(policy.model)
@@ -141,7 +143,7 @@ def _arguments(config: RunConfig, workload: LanguageConfig, algorithm: GrpoConfi
         learning_rate=algorithm.learning_rate,
         weight_decay=algorithm.weight_decay,
         max_grad_norm=config.training.gradient_clip,
-        gradient_checkpointing=workload.model.gradient_checkpointing,
+        activation_checkpointing=workload.model.gradient_checkpointing,
         disable_dropout=True,
         remove_unused_columns=False,
         # Of TRL's own sampling, which is not used; its checks want at least two.

@@ -362,10 +362,17 @@ def test_weights_are_copies(base: Path) -> None:
     assert all(torch.equal(kept[name], tensor) for name, tensor in weights.items())
 
 
-def test_gradient_checkpointing_changes_no_number(base: Path) -> None:
+def test_gradient_checkpointing_computes_each_layer_twice_and_changes_no_number(base: Path) -> None:
     plain, saving = _learner(base), _learner(base, model={"gradient_checkpointing": True})
-    plain.step(_batch(base), seed=0)
-    saving.step(_batch(base), seed=0)
+    calls = {id(learner): 0 for learner in (plain, saving)}
+    for learner in (plain, saving):
+
+        def count(*_: Any, whose: int = id(learner)) -> None:
+            calls[whose] += torch.is_grad_enabled()
+
+        learner._policy.model.model.layers[0].self_attn.q_proj.register_forward_hook(count)
+        learner.step(_batch(base), seed=0)
+    assert (calls[id(plain)], calls[id(saving)]) == (1, 2)
     for name, tensor in plain.weights().items():
         torch.testing.assert_close(saving.weights()[name], tensor)
 
@@ -378,8 +385,12 @@ def test_gradient_checkpointing_with_lora_learns(base: Path) -> None:
 
 
 def test_bfloat16_forward_passes_learn(base: Path) -> None:
-    learner = _learner(base, mixed_precision="bf16")
+    learner, computed = _learner(base, mixed_precision="bf16"), set()
+    learner._policy.model.model.layers[0].self_attn.q_proj.register_forward_hook(
+        lambda *found: computed.add(found[-1].dtype)
+    )
     metrics = learner.step(_batch(base), seed=0)
+    assert torch.bfloat16 in computed
     assert metrics["skipped_updates"] == 0
     assert {tensor.dtype for tensor in learner.weights().values()} == {torch.float32}
 

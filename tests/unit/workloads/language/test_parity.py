@@ -71,7 +71,7 @@ def _trl(
         report_to=[],
         use_cpu=True,
         bf16=False,
-        gradient_checkpointing=False,
+        activation_checkpointing=False,
         num_generations=4,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=1,
