@@ -28,8 +28,8 @@ from offbeat.workloads import Policy, Workload, open_workload
 
 CONFIG = ROOT / "deployments" / "arithmetic.yaml"
 SETTINGS = (
-    "training.batch_size=512",
-    "training.max_staleness=2",
+    "training.batch_size=256",
+    "training.max_staleness=1",
     "training.algorithm.learning_rate=3.0e-4",
     "training.algorithm.warmup_steps=20",
     "training.algorithm.lr_schedule=constant",
