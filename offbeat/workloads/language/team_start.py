@@ -51,8 +51,9 @@ def join_launched(config: RunConfig) -> Team:
     if found == 1:
         _forget_launcher()
         return Team()
-    if config.training.device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
+    if config.training.device == "cuda":  # Each process sees its own GPU alone, as followers that are started here do.
+        local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+        os.environ["CUDA_VISIBLE_DEVICES"] = _visible_devices()[local]
     dist.init_process_group(_backends(config), init_method="env://", timeout=PATIENCE)
     _forget_launcher()
     return DistributedTeam()

@@ -62,8 +62,8 @@ def test_trl_gets_the_settings_of_the_run(language, home):
     theirs = pytest.importorskip("benchmarks.language_trl")
     config = load_config(language.CONFIG, language.SETTINGS, environ={})
     given = theirs.arguments(Run(run_id="trl", config=config, home=home))
-    assert (given.per_device_train_batch_size, given.gradient_accumulation_steps, given.num_iterations) == (512, 1, 1)
-    assert given.generation_batch_size == 512  # every optimiser step samples its own batch
+    assert (given.per_device_train_batch_size, given.gradient_accumulation_steps, given.num_iterations) == (256, 1, 1)
+    assert given.generation_batch_size == 256  # every optimiser step samples its own batch
     assert (given.num_generations, given.max_completion_length) == (8, 4)
     assert (given.learning_rate, given.warmup_steps, given.lr_scheduler_type) == (3e-4, 20, "constant_with_warmup")
     assert (given.loss_type, given.epsilon, given.epsilon_high, given.beta) == ("dapo", 0.2, 0.28, 0.0)
