@@ -16,6 +16,11 @@ from offbeat.workloads.language.columns import language_schema
 from offbeat.workloads.language.policy import LanguagePolicy
 from offbeat.workloads.language.tokenizers import train_tokenizer
 
+# Two groups of four completions of all lengths, and what they are worth.
+PROMPTS = [[20, 21, 22]] * 4 + [[30, 31, 32, 33, 34, 35]] * 4
+WRITTEN = [[40], [41, 42, 43], [44, 45], [46, 47, 48, 49, 50], [51, 52], [53, 54, 55, 56], [57], [58, 59, 60]]
+REWARDS = [0.0, 1.0, 0.0, 2.0, 1.0, 0.0, 0.0, 1.0]
+
 SHAPES: dict[str, dict[str, int]] = {
     "llama": {
         "hidden_size": 16,
@@ -123,3 +128,15 @@ def make_batch(
             "rewards": [[reward] for reward in rewards],
         },
     )
+
+
+def recorded_batch(
+    base: Path, *, shift: float = 0.0, rewards: Sequence[float] = REWARDS, written: Sequence[Sequence[int]] = WRITTEN
+) -> TrajectoryBatch:
+    """A batch whose recorded log-probs lie `shift` below those of the base model."""
+    model = open_policy(base, run_config()).model
+    logprobs = [
+        (reference_logprobs(model, prompt, ids) - shift).tolist() if ids else []
+        for prompt, ids in zip(PROMPTS, written, strict=True)
+    ]
+    return make_batch(PROMPTS, written, logprobs, rewards)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,18 @@ from offbeat.workloads.language.engine import Completion, Request, TransformersE
 from offbeat.workloads.language.fed_trainer import FedTrainer
 from offbeat.workloads.language.learner import LanguageLearner
 from tests.unit.workloads.language.small_models import (
+    PROMPTS,
+    REWARDS,
+    WRITTEN,
     make_base,
     make_batch,
     open_policy,
+    recorded_batch,
     reference_logprobs,
     run_config,
     sections,
 )
 
-PROMPTS = [[20, 21, 22]] * 4 + [[30, 31, 32, 33, 34, 35]] * 4
-WRITTEN = [[40], [41, 42, 43], [44, 45], [46, 47, 48, 49, 50], [51, 52], [53, 54, 55, 56], [57], [58, 59, 60]]
-REWARDS = [0.0, 1.0, 0.0, 2.0, 1.0, 0.0, 0.0, 1.0]
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}
 
 
@@ -48,18 +49,6 @@ def _learner(
     return LanguageLearner(config, *sections(config), open_policy(base, config))
 
 
-def _batch(
-    base: Path, *, shift: float = 0.0, rewards: Sequence[float] = REWARDS, written: Sequence[Sequence[int]] = WRITTEN
-) -> TrajectoryBatch:
-    """A batch whose recorded log-probs lie `shift` below those of the base model."""
-    model = open_policy(base, run_config()).model
-    logprobs = [
-        (reference_logprobs(model, prompt, ids) - shift).tolist() if ids else []
-        for prompt, ids in zip(PROMPTS, written, strict=True)
-    ]
-    return make_batch(PROMPTS, written, logprobs, rewards)
-
-
 def _same(first: LanguageLearner, second: LanguageLearner) -> bool:
     mine, theirs = first.weights(), second.weights()
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
@@ -68,7 +57,7 @@ def _same(first: LanguageLearner, second: LanguageLearner) -> bool:
 def test_a_step_learns_and_measures(base: Path) -> None:
     learner = _learner(base)
     before = learner.weights()
-    metrics = learner.step(_batch(base), seed=0)
+    metrics = learner.step(recorded_batch(base), seed=0)
     assert learner.steps == 1
     assert any(not torch.equal(before[name], tensor) for name, tensor in learner.weights().items())
     expected = {
@@ -88,13 +77,13 @@ def test_a_step_learns_and_measures(base: Path) -> None:
 
 
 def test_the_step_size_rises_in_a_straight_line_and_stays(base: Path) -> None:
-    learner, batch = _learner(base, warmup_steps=3), _batch(base)
+    learner, batch = _learner(base, warmup_steps=3), recorded_batch(base)
     rates = [learner.step(batch, seed=seed)["learning_rate"] for seed in range(5)]
     assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01])
 
 
 def test_better_completions_become_likelier(base: Path) -> None:
-    learner, batch = _learner(base), _batch(base)
+    learner, batch = _learner(base), recorded_batch(base)
     model = learner._policy.model
     before = [float(reference_logprobs(model, p, w).sum()) for p, w in zip(PROMPTS, WRITTEN, strict=True)]
     for seed in range(3):
@@ -106,7 +95,7 @@ def test_better_completions_become_likelier(base: Path) -> None:
 
 def test_a_step_is_a_function_of_state_batch_and_seed(base: Path) -> None:
     settings: dict[str, Any] = {"minibatches": 3, "epochs": 2}
-    batch = _batch(base, shift=0.1)
+    batch = recorded_batch(base, shift=0.1)
     first, again, other = (_learner(base, **settings) for _ in range(3))
     assert first.step(batch, seed=4) == again.step(batch, seed=4)
     other.step(batch, seed=5)
@@ -116,7 +105,7 @@ def test_a_step_is_a_function_of_state_batch_and_seed(base: Path) -> None:
 
 @pytest.mark.parametrize("model", [{}, LORA, {"dtype": "bfloat16"}], ids=["whole", "lora", "bfloat16"])
 def test_save_and_load_make_the_next_step_bit_equal(base: Path, tmp_path: Path, model: dict[str, Any]) -> None:
-    batch = _batch(base, shift=0.1)
+    batch = recorded_batch(base, shift=0.1)
     learner = _learner(base, model=model, lr_schedule="linear")
     at_start = learner.digest()
     learner.step(batch, seed=1)
@@ -132,7 +121,7 @@ def test_save_and_load_make_the_next_step_bit_equal(base: Path, tmp_path: Path, 
 
 
 def test_a_learner_at_step_0_is_saved_and_loaded_too(base: Path, tmp_path: Path) -> None:
-    learner, batch = _learner(base), _batch(base)
+    learner, batch = _learner(base), recorded_batch(base)
     learner.save(tmp_path)
     opened = _learner(base)
     opened.step(batch, seed=0)
@@ -145,7 +134,7 @@ def test_a_learner_at_step_0_is_saved_and_loaded_too(base: Path, tmp_path: Path)
 
 def test_what_is_saved_opens_with_transformers(base: Path, tmp_path: Path) -> None:
     learner = _learner(base)
-    learner.step(_batch(base), seed=0)
+    learner.step(recorded_batch(base), seed=0)
     learner.save(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
@@ -182,7 +171,7 @@ def test_a_checkpoint_of_another_kind_of_learner_is_refused(base: Path, tmp_path
 
 
 def test_equal_groups_are_left_out_and_counted(base: Path) -> None:
-    batch = _batch(base, rewards=[1.0] * 4 + REWARDS[4:])
+    batch = recorded_batch(base, rewards=[1.0] * 4 + REWARDS[4:])
     learner, alone = _learner(base), _learner(base, training={"batch_size": 4})
     metrics = learner.step(batch, seed=0)
     expected = alone.step(batch.slice(4, 8), seed=0)
@@ -193,7 +182,7 @@ def test_equal_groups_are_left_out_and_counted(base: Path) -> None:
 
 
 def test_equal_groups_stay_where_they_are_asked_for(base: Path) -> None:
-    batch = _batch(base, rewards=[1.0] * 4 + REWARDS[4:])
+    batch = recorded_batch(base, rewards=[1.0] * 4 + REWARDS[4:])
     kept, left_out = _learner(base, skip_equal_groups=False), _learner(base)
     assert kept.step(batch, seed=0)["equal_groups"] == 1
     left_out.step(batch, seed=0)
@@ -205,7 +194,7 @@ def test_equal_groups_stay_where_they_are_asked_for(base: Path) -> None:
 def test_a_batch_of_equal_groups_alone_changes_nothing_but_counts(base: Path, reward: float) -> None:
     learner = _learner(base)
     before = learner.weights()
-    metrics = learner.step(_batch(base, rewards=[reward] * 8), seed=0)
+    metrics = learner.step(recorded_batch(base, rewards=[reward] * 8), seed=0)
     assert metrics["equal_groups"] == 2
     assert metrics["training_loss"] == 0
     assert learner.steps == 1
@@ -216,11 +205,11 @@ def test_a_batch_of_equal_groups_alone_changes_nothing_but_counts(base: Path, re
 def test_unknown_rewards_have_no_influence(base: Path) -> None:
     rewards = [0.0, 1.0, math.nan, 2.0, 1.0, 0.0, math.nan, 1.0]
     learner, other = _learner(base), _learner(base)
-    metrics = learner.step(_batch(base, rewards=rewards), seed=0)
+    metrics = learner.step(recorded_batch(base, rewards=rewards), seed=0)
     assert metrics["unscored"] == 2
     assert metrics["reward_mean"] == pytest.approx(5 / 6)
     # The log-probs of the two completions cannot matter to what is learned: their advantage is 0.
-    batch = _batch(base, rewards=rewards)
+    batch = recorded_batch(base, rewards=rewards)
     logprobs = [part.tolist() for part in _rows(batch, "logprobs")]
     logprobs[2] = [value - 0.1 for value in logprobs[2]]
     logprobs[6] = [value - 0.1 for value in logprobs[6]]
@@ -240,7 +229,7 @@ def _rows(batch: TrajectoryBatch, name: str) -> Any:
 def test_a_completion_of_length_zero_does_no_harm(base: Path, loss: str, correction: str) -> None:
     written = [[], *WRITTEN[1:6], [], WRITTEN[7]]
     learner = _learner(base, loss=loss, correction=correction, kl_coef=0.1, micro_batch_tokens=16)
-    metrics = learner.step(_batch(base, written=written), seed=0)
+    metrics = learner.step(recorded_batch(base, written=written), seed=0)
     assert metrics["skipped_updates"] == 0
     assert all(math.isfinite(value) for value in metrics.values())
     assert all(bool(torch.isfinite(tensor).all()) for tensor in learner.weights().values())
@@ -250,14 +239,14 @@ def test_a_completion_of_length_zero_does_no_harm(base: Path, loss: str, correct
 def test_a_batch_of_empty_completions_teaches_nothing(base: Path, loss: str) -> None:
     learner = _learner(base, loss=loss)
     before = learner.weights()
-    metrics = learner.step(_batch(base, written=[[]] * 8), seed=0)
+    metrics = learner.step(recorded_batch(base, written=[[]] * 8), seed=0)
     assert metrics["samples"] == 0
     assert all(math.isfinite(value) for value in metrics.values())
     assert all(torch.equal(before[name], tensor) for name, tensor in learner.weights().items())
 
 
 def test_out_of_memory_halves_the_passes_and_goes_on(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, failures = _batch(base, shift=0.3), [True]
+    batch, failures = recorded_batch(base, shift=0.3), [True]
     expected = _learner(base, micro_batch_tokens=64)
     measured = expected.step(batch, seed=0)
     loss = FedTrainer.loss
@@ -287,7 +276,7 @@ def test_the_halved_size_is_kept_with_the_state(base: Path, tmp_path: Path, monk
     learner.save(tmp_path)
     opened = _learner(base, micro_batch_tokens=64)
     opened.load(tmp_path)
-    assert opened.step(_batch(base), seed=0)["micro_batch_tokens"] == 32
+    assert opened.step(recorded_batch(base), seed=0)["micro_batch_tokens"] == 32
 
 
 @pytest.mark.parametrize("correction", ["decoupled", "clip"])
@@ -302,7 +291,7 @@ def test_out_of_memory_while_scoring_halves_too(base: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(FedTrainer, "logprobs", failing)
     learner = _learner(base, micro_batch_tokens=64, correction=correction, kl_coef=0.1)
-    assert learner.step(_batch(base), seed=0)["micro_batch_tokens"] == 32
+    assert learner.step(recorded_batch(base), seed=0)["micro_batch_tokens"] == 32
 
 
 def test_memory_that_is_never_enough_is_an_error_in_the_end(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +303,7 @@ def test_memory_that_is_never_enough_is_an_error_in_the_end(base: Path, monkeypa
 
     monkeypatch.setattr(FedTrainer, "loss", failing)
     with pytest.raises(torch.OutOfMemoryError):
-        _learner(base, micro_batch_tokens=64).step(_batch(base), seed=0)
+        _learner(base, micro_batch_tokens=64).step(recorded_batch(base), seed=0)
     assert len(tries) == 3  # 64, 32 and 16 tokens
 
 
@@ -323,7 +312,7 @@ def test_a_gradient_that_is_not_finite_is_left_out(base: Path, monkeypatch: pyte
     before = learner.weights()
     loss = FedTrainer.loss
     monkeypatch.setattr(FedTrainer, "loss", lambda *args, **kwargs: loss(*args, **kwargs) * math.inf)
-    assert learner.step(_batch(base), seed=0)["skipped_updates"] == 1
+    assert learner.step(recorded_batch(base), seed=0)["skipped_updates"] == 1
     assert all(torch.equal(before[name], tensor) for name, tensor in learner.weights().items())
 
 
@@ -331,8 +320,8 @@ def test_with_lora_only_the_adapter_learns_and_is_published(base: Path) -> None:
     learner = _learner(base, model=LORA, kl_coef=0.1)
     model = learner._policy.model
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    learner.step(_batch(base), seed=0)
-    learner.step(_batch(base), seed=1)
+    learner.step(recorded_batch(base), seed=0)
+    learner.step(recorded_batch(base), seed=1)
     changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     weights = learner.weights()
     assert changed == set(weights)
@@ -344,8 +333,8 @@ def test_with_lora_only_the_adapter_learns_and_is_published(base: Path) -> None:
 def test_published_weights_fit_a_generators_policy(architecture: str, model: dict[str, Any], tmp_path: Path) -> None:
     own = make_base(tmp_path, architecture)
     learner = _learner(own, model=model)
-    learner.step(_batch(own), seed=0)
-    learner.step(_batch(own), seed=1)
+    learner.step(recorded_batch(own), seed=0)
+    learner.step(recorded_batch(own), seed=1)
     policy = open_policy(own, run_config(workload={"model": model}), seed=3)
     policy.load_weights(learner.weights())
     learner._policy.model.eval()
@@ -358,7 +347,7 @@ def test_weights_are_copies(base: Path) -> None:
     learner = _learner(base)
     weights = learner.weights()
     kept = {name: tensor.clone() for name, tensor in weights.items()}
-    learner.step(_batch(base), seed=0)
+    learner.step(recorded_batch(base), seed=0)
     assert all(torch.equal(kept[name], tensor) for name, tensor in weights.items())
 
 
@@ -371,7 +360,7 @@ def test_gradient_checkpointing_computes_each_layer_twice_and_changes_no_number(
             calls[whose] += torch.is_grad_enabled()
 
         learner._policy.model.model.layers[0].self_attn.q_proj.register_forward_hook(count)
-        learner.step(_batch(base), seed=0)
+        learner.step(recorded_batch(base), seed=0)
     assert (calls[id(plain)], calls[id(saving)]) == (1, 2)
     for name, tensor in plain.weights().items():
         torch.testing.assert_close(saving.weights()[name], tensor)
@@ -380,7 +369,7 @@ def test_gradient_checkpointing_computes_each_layer_twice_and_changes_no_number(
 def test_gradient_checkpointing_with_lora_learns(base: Path) -> None:
     learner = _learner(base, model={"gradient_checkpointing": True, **LORA})
     before = learner.weights()
-    learner.step(_batch(base), seed=0)
+    learner.step(recorded_batch(base), seed=0)
     assert any(not torch.equal(before[name], tensor) for name, tensor in learner.weights().items())
 
 
@@ -389,7 +378,7 @@ def test_bfloat16_forward_passes_learn(base: Path) -> None:
     learner._policy.model.model.layers[0].self_attn.q_proj.register_forward_hook(
         lambda *found: computed.add(found[-1].dtype)
     )
-    metrics = learner.step(_batch(base), seed=0)
+    metrics = learner.step(recorded_batch(base), seed=0)
     assert torch.bfloat16 in computed
     assert metrics["skipped_updates"] == 0
     assert {tensor.dtype for tensor in learner.weights().values()} == {torch.float32}
@@ -397,14 +386,14 @@ def test_bfloat16_forward_passes_learn(base: Path) -> None:
 
 def test_the_gradient_is_clipped(base: Path) -> None:
     learner = _learner(base, training={"gradient_clip": 1e-3})
-    learner.step(_batch(base), seed=0)
+    learner.step(recorded_batch(base), seed=0)
     norm = torch.stack([p.grad.norm() for p in learner._policy.trained.values() if p.grad is not None]).norm()
     assert float(norm) == pytest.approx(1e-3, rel=1e-3)
 
 
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
 def test_measures_do_not_depend_on_how_passes_are_cut(base: Path, ratio: str) -> None:
-    batch = _batch(base, shift=0.3)
+    batch = recorded_batch(base, shift=0.3)
     whole, *others = (
         _learner(base, ratio=ratio, kl_coef=0.1, micro_batch_tokens=tokens).step(batch, seed=0)
         for tokens in (1000, 64, 32, 16)
@@ -427,7 +416,7 @@ def test_a_loss_scaler_that_is_too_high_comes_down(base: Path, monkeypatch: pyte
     accelerator._optimizers = [learner._updater.optimizer]
     monkeypatch.setattr(accelerator, "native_amp", True)
     monkeypatch.setattr(type(accelerator), "mixed_precision", property(lambda _: "fp16"))
-    skipped = [learner.step(_batch(base), seed=seed)["skipped_updates"] for seed in range(12)]
+    skipped = [learner.step(recorded_batch(base), seed=seed)["skipped_updates"] for seed in range(12)]
     assert skipped[0] == 1
     assert skipped[-1] == 0
     assert scaler.get_scale() < 2.0**127
@@ -443,8 +432,8 @@ def test_what_the_engine_recorded_is_what_the_learner_scores(
     config = run_config(workload={"model": model, "sampling": {"temperature": 0.7, "max_new_tokens": 9}})
     workload, algorithm = sections(config)
     learner = LanguageLearner(config, workload, algorithm, open_policy(own, config))
-    learner.step(_batch(own), seed=0)
-    learner.step(_batch(own), seed=1)
+    learner.step(recorded_batch(own), seed=0)
+    learner.step(recorded_batch(own), seed=1)
     policy = open_policy(own, config, seed=5)
     policy.load_weights(learner.weights())
     engine = TransformersEngine(workload.sampling, num_sequences=3, generator=torch.Generator().manual_seed(0))
@@ -462,7 +451,7 @@ def test_what_the_engine_recorded_is_what_the_learner_scores(
 
 
 def test_recorded_logprobs_of_another_sampler_stop_the_run(base: Path) -> None:
-    same = _learner(base, logprob_tolerance=0.05).step(_batch(base), seed=0)
+    same = _learner(base, logprob_tolerance=0.05).step(recorded_batch(base), seed=0)
     assert same["logprob_difference"] == pytest.approx(0.0, abs=1e-5)
     with pytest.raises(LogprobMismatch, match=r"differ by 0\.3 on average.*likely cause is another number type"):
-        _learner(base, logprob_tolerance=0.05).step(_batch(base, shift=0.3), seed=0)
+        _learner(base, logprob_tolerance=0.05).step(recorded_batch(base, shift=0.3), seed=0)

@@ -16,23 +16,12 @@ import torch
 
 from offbeat.config import RunConfig
 from offbeat.errors import ConfigError, WorkloadError
-from offbeat.trajectory import TrajectoryBatch
 from offbeat.workloads.language import LanguageWorkload
 from offbeat.workloads.language.learner import LanguageLearner
 from offbeat.workloads.language.policy import LanguagePolicy
 from offbeat.workloads.language.team_start import join_launched
-from tests.unit.workloads.language.small_models import (
-    make_base,
-    make_batch,
-    open_policy,
-    reference_logprobs,
-    run_config,
-)
+from tests.unit.workloads.language.small_models import make_base, recorded_batch, run_config
 
-PROMPTS = [[20, 21, 22]] * 4 + [[30, 31, 32, 33, 34, 35]] * 4
-WRITTEN = [[40], [41, 42, 43], [44, 45], [46, 47, 48, 49, 50], [51, 52], [53, 54, 55, 56], [57], [58, 59, 60]]
-REWARDS = [0.0, 1.0, 0.0, 2.0, 1.0, 0.0, 0.0, 1.0]
-# Rewards that leave two rows of one group alone: with three minibatches some process has nothing in one of them.
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "decoupled": {"correction": "decoupled", "kl_coef": 0.1, "minibatches": 3, "epochs": 2, "micro_batch_tokens": 32},
     "sequence": {"loss": "grpo", "ratio": "sequence"},
@@ -71,14 +60,6 @@ def _learner(
     return learner
 
 
-def _batch(base: Path, *, shift: float) -> TrajectoryBatch:
-    model = open_policy(base, run_config()).model
-    logprobs = [
-        (reference_logprobs(model, prompt, ids) - shift).tolist() for prompt, ids in zip(PROMPTS, WRITTEN, strict=True)
-    ]
-    return make_batch(PROMPTS, WRITTEN, logprobs, REWARDS)
-
-
 def _wait(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
@@ -89,7 +70,7 @@ def _wait(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_two_processes_learn_what_one_does(base: Path, tmp_path: Path, name: str) -> None:
     """One process trains two steps. A team takes over its first checkpoint, moments and all, and makes the second."""
-    batch, algorithm = _batch(base, shift=0.2), ALGORITHMS[name]
+    batch, algorithm = recorded_batch(base, shift=0.2), ALGORITHMS[name]
     alone = _learner(base, 1, algorithm, kind=name)
     alone.step(batch, seed=1)
     alone.save(tmp_path / "alone")
@@ -122,7 +103,7 @@ def test_a_team_that_differs_saves_nothing_and_one_that_lost_a_process_learns_no
         (follower,) = psutil.Process().children()
         follower.kill()
         with pytest.raises(WorkloadError, match=r"a process of the trainer's team is gone"):
-            team.step(_batch(base, shift=0.0), seed=1)
+            team.step(recorded_batch(base, shift=0.0), seed=1)
 
 
 FIRST = """
