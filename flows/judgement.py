@@ -18,7 +18,7 @@ from offbeat.workloads import Scores
 from tasks.observe import show_curve, show_evaluation, show_samples, show_verdict
 from tasks.promote import gate, promote
 from tasks.quality import quality_of_evaluation, quality_of_trajectories
-from tasks.register import keep_curve, keep_samples, open_mlflow_run, register
+from tasks.register import keep_curve, keep_evaluation, open_mlflow_run, register
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +37,15 @@ class Judgement:
 def judge(run: Run, observer: Observer, checkpoint: Checkpoint, scores: Scores) -> Judgement:
     """quality ──> register ──> gate ──> promote. What only shows something may fail without harm."""
     evaluation = summarise(scores, run.config.evaluation.confidence)
-    show_evaluation(run.run_id, evaluation, return_state=True)
+    show_evaluation(run.run_id, evaluation, read_baseline(run), return_state=True)
     failed = failed_checks(run, observer, scores)
     mlflow_id = open_mlflow_run(observer.relay)
     registry = observer.relay.registry()
     version = register(run, registry, checkpoint, mlflow_id)
     _show_curve(run, observer, mlflow_id)
+    keep_evaluation(run, registry, checkpoint, scores, mlflow_id, return_state=True)
     if scores.samples:
         show_samples(run.run_id, scores.samples, return_state=True)
-        keep_samples(registry, checkpoint, scores, mlflow_id, return_state=True)
     verdict = gate(run, registry, scores, failed)
     if verdict.promote:
         promote(registry, version)
@@ -88,6 +88,7 @@ def _report(run: Run, judgement: Judgement, wall_seconds: float) -> dict[str, An
         },
         wall_seconds=wall_seconds,
         baseline=read_baseline(run),
+        reasons=judgement.verdict.reasons,
     )
 
 

@@ -171,7 +171,12 @@ class Supervisor:
                 limits.progress_deadline_s if watched.reported else max(START_WITHIN_S, limits.progress_deadline_s)
             )
             if now - watched.progress_at > allowed:
-                logger.warning("%s made no progress for %g s and is stopped", watched.role, allowed)
+                logger.warning(
+                    "%s made no progress for %g s and is stopped; if it only needs more time, raise"
+                    " launcher.progress_deadline_s",
+                    watched.role,
+                    allowed,
+                )
                 watched.request_stop(f"no progress for {allowed:g} s", now)
         elif now - watched.stopping_since > limits.stop_grace_s and watched.child is not None:
             watched.child.kill()

@@ -8,7 +8,7 @@ the parent run has ended                   ─┘
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
@@ -19,6 +19,8 @@ from flows.states import read_run
 PARENT_PID = "OFFBEAT_PARENT_PID"
 PID_INTERVAL_S = 0.5
 STATE_INTERVAL_S = 2.0
+# What an abandoned process has to keep its state; one that stands still would hold its role against every later try.
+ABANDONED_GRACE_S = 30.0
 
 
 class StopWatch:
@@ -33,8 +35,8 @@ class StopWatch:
         self._parent_pid = int(os.environ.get(PARENT_PID, "0"))
         self._closing = threading.Event()
         self._threads = [
-            threading.Thread(target=self._repeat, args=(look, interval_s), name="stop-watch", daemon=True)
-            for look, interval_s in ((self._look_at_parent, PID_INTERVAL_S), (self._look_at_states, STATE_INTERVAL_S))
+            threading.Thread(target=watch, name="stop-watch", daemon=True)
+            for watch in (self._watch_parent, self._watch_states)
         ]
 
     def __enter__(self) -> Self:
@@ -45,9 +47,16 @@ class StopWatch:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._closing.set()
 
-    def _repeat(self, look: Callable[[], None], interval_s: float) -> None:
-        while not self._closing.wait(interval_s) and not self._stop.is_set():
-            look()
+    def _watch_states(self) -> None:
+        while not self._closing.wait(STATE_INTERVAL_S) and not self._stop.is_set():
+            self._look_at_states()
+
+    def _watch_parent(self) -> None:
+        """Also while it is stopping: whoever is abandoned and does not come to an end is ended."""
+        while not self.parent_died and not self._closing.wait(PID_INTERVAL_S):
+            self._look_at_parent()
+        if self.parent_died and not self._closing.wait(ABANDONED_GRACE_S):
+            os._exit(1)
 
     def _look_at_parent(self) -> None:
         if self._parent_pid and os.getppid() != self._parent_pid:

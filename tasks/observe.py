@@ -14,7 +14,7 @@ from prefect.artifacts import (
 
 from offbeat.evaluation import Evaluation, Verdict
 from offbeat.ledger import Outcome
-from offbeat.lifecycle.report import evaluation_numbers
+from offbeat.lifecycle.report import evaluation_numbers, score_text
 from tasks.patience import PATIENT
 
 
@@ -45,19 +45,26 @@ class ProgressArtifact:
 
 def _words(last: Outcome | None) -> str:
     shown = {
-        "episode_return_mean": "return {:.1f}",
+        "episode_return_mean": "return {}",
         "training_loss": "loss {:.4g}",
         "staleness_max": "staleness {:.0f}",
         "trajectory_age_s_p50": "age {:.2f} s",
     }
     metrics = last.metrics if last else {}
-    return "".join(", " + text.format(metrics[name]) for name, text in shown.items() if name in metrics)
+    values: dict[str, float | str] = dict(metrics)
+    if "episode_return_mean" in metrics:
+        values["episode_return_mean"] = score_text(metrics["episode_return_mean"])
+    return "".join(", " + text.format(values[name]) for name, text in shown.items() if name in values)
 
 
 @task(name="show-evaluation", timeout_seconds=120, **PATIENT)
-def show_evaluation(run_id: str, evaluation: Evaluation) -> None:
-    """The evaluation as a table artifact."""
-    rows = [{"measure": name, "value": value} for name, value in evaluation_numbers(evaluation).items()]
+def show_evaluation(run_id: str, evaluation: Evaluation, baseline: Mapping[str, float]) -> None:
+    """The evaluation as a table artifact, beside what version 0 reached where that was measured."""
+    numbers = evaluation_numbers(evaluation)
+    rows: list[dict[str, float | str | None]] = [
+        {"measure": name, "value": numbers.get(name), "version 0": baseline.get(name)}
+        for name in dict.fromkeys([*numbers, *baseline])
+    ]
     create_table_artifact(table=rows, key=artifact_key(run_id, "evaluation"), description=f"Evaluation of {run_id}")
 
 

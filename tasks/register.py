@@ -4,8 +4,8 @@ from prefect import runtime, task
 
 from offbeat.lifecycle.lineage import lineage_tags
 from offbeat.lifecycle.relay import MetricsRelay
+from offbeat.lifecycle.stages import keep_evaluation as keep_evaluation_of
 from offbeat.lifecycle.stages import keep_learning_curve, register_checkpoint
-from offbeat.lifecycle.stages import keep_samples as keep_samples_of
 from offbeat.registry import ModelVersion, Registry
 from offbeat.runs import Run
 from offbeat.trainer.checkpoint import Checkpoint
@@ -34,7 +34,7 @@ def keep_curve(run: Run, registry: Registry, mlflow_id: str) -> str:
     return keep_learning_curve(run, registry, mlflow_id=mlflow_id)
 
 
-@task(name="keep-samples", timeout_seconds=600, **PATIENT)
-def keep_samples(registry: Registry, checkpoint: Checkpoint, scores: Scores, mlflow_id: str) -> None:
-    """The evaluation's examples as a table in MLflow, where there are any."""
-    keep_samples_of(registry, checkpoint, scores, mlflow_id=mlflow_id)
+@task(name="keep-evaluation", timeout_seconds=600, **PATIENT)
+def keep_evaluation(run: Run, registry: Registry, checkpoint: Checkpoint, scores: Scores, mlflow_id: str) -> None:
+    """The evaluation's numbers as metrics in MLflow, its examples as a table where there are any."""
+    keep_evaluation_of(run, registry, checkpoint, scores, mlflow_id=mlflow_id)

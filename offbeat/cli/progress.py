@@ -51,8 +51,10 @@ class View:
 
     def text(self) -> str:
         """Everything but the steps, in one line."""
+        from offbeat.lifecycle.report import score_text
+
         parts = (
-            ("return {:.1f}", self.episode_return),
+            ("return {}", None if self.episode_return is None else score_text(self.episode_return)),
             ("{} samples/s", None if self.samples_per_second is None else short_number(self.samples_per_second)),
             ("staleness {:.0f}", self.staleness),
             ("age {:.2f} s", self.age_s),

@@ -33,6 +33,7 @@ REPORT_KEYS = (
     "staleness_max",
     "trainer_busy_ratio",
     "wall_seconds",
+    "reasons",
 )
 
 
@@ -98,6 +99,7 @@ def _summary(report: Mapping[str, Any]) -> dict[str, str]:
         "evaluation": evaluation_text(report.get("evaluation")),
         "checkpoint": _checkpoint(report.get("checkpoint")),
         "model": _model(report.get("model")),
+        "verdict": "; ".join(report.get("reasons") or ()),
     }
 
 
@@ -106,9 +108,16 @@ def evaluation_text(evaluation: Any) -> str:
     for key in evaluation or {}:
         if key.endswith("_mean"):
             name = key.removesuffix("_mean")
-            interval = f" ({{{name}_ci_low:.1f}} to {{{name}_ci_high:.1f}}) over {{episodes}} episodes"
-            return _filled(f"{name} {{{key}:.1f}}", evaluation) + _filled(interval, evaluation)
+            interval = f" ({{{name}_ci_low}} to {{{name}_ci_high}}) over {{episodes}} episodes"
+            before = f", version 0: {{baseline_{key}}}"
+            return "".join(_filled(text, _read(evaluation)) for text in (f"{name} {{{key}}}", interval, before))
     return ""
+
+
+def _read(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    from offbeat.lifecycle.report import score_text
+
+    return {name: score_text(value) if isinstance(value, float) else value for name, value in numbers.items()}
 
 
 def _filled(pattern: str, values: Mapping[str, Any]) -> str:

@@ -233,6 +233,12 @@ class RunConfig(Section):
         if self.workload.kind == "control" and self.strategy.num_workers > 1:
             raise ValueError(f"strategy.num_workers: got {self.strategy.num_workers}; work of kind control trains in 1")
         if self.workload.kind == "language":
+            advantages = getattr(self.training.algorithm, "advantages", "")
+            if self.workload.group_size == 1 and advantages != "reinforce++":
+                raise ValueError(
+                    f"workload.group_size: got 1; {advantages} advantages compare within a group, so expected at least"
+                    " 2 (or training.algorithm.advantages: reinforce++)"
+                )
             for size in (self.training.batch_size, *self.training.batch_bounds):
                 if size % self.workload.group_size:
                     raise ValueError(

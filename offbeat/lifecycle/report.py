@@ -32,6 +32,7 @@ def build_report(
     model: Mapping[str, Any],
     wall_seconds: float,
     baseline: Mapping[str, float] | None = None,
+    reasons: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Every promised key; those of the speed are None for a run without steps."""
     return {
@@ -53,7 +54,13 @@ def build_report(
         "staleness_max": account.staleness_max,
         "trainer_busy_ratio": speed and speed.trainer_busy_ratio,
         "wall_seconds": wall_seconds,
+        "reasons": list(reasons),
     }
+
+
+def score_text(value: float) -> str:
+    """A return or a score to read: 487.2, and 0.924 where all that counts is behind the point."""
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
 def evaluation_numbers(evaluation: Evaluation) -> dict[str, float]:

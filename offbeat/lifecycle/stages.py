@@ -1,14 +1,17 @@
 """Verify, check, register and judge a trained policy: one function a stage, each callable again after a failure."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from offbeat.errors import CheckpointError
-from offbeat.evaluation import Verdict, decide, evaluate_champion
+from offbeat.evaluation import Verdict, decide, evaluate_champion, summarise
 from offbeat.learning_curve import draw_learning_curve
 from offbeat.ledger import Outcome, read_outcomes
+from offbeat.lifecycle.provisioning import read_baseline
+from offbeat.lifecycle.report import evaluation_numbers
 from offbeat.lifecycle.sampling import sample_trajectories
 from offbeat.quality import QualityReport, score_frame, trajectory_frame, validate
 from offbeat.registry import ModelVersion, Registry
@@ -53,7 +56,9 @@ def check_scores(run: Run, scores: Scores) -> QualityReport:
     """Hold the evaluation's scores to their suite."""
     frame = score_frame(scores.seeds, np.asarray(scores.values))
     folder = run.folder / "quality" / "evaluation"
-    return validate(frame, "evaluation", folder, num_rows=run.config.evaluation.episodes)
+    # Episodes can be played as often as one likes; prompts are no more than there are.
+    wanted = run.config.evaluation.episodes if run.config.workload.kind == "control" else len(scores.seeds)
+    return validate(frame, "evaluation", folder, num_rows=wanted)
 
 
 def register_checkpoint(
@@ -94,8 +99,13 @@ def keep_learning_curve(run: Run, registry: Registry, *, mlflow_id: str) -> str:
     return registry.log_figure(mlflow_id, figure, "learning_curve.png")
 
 
-def keep_samples(registry: Registry, checkpoint: Checkpoint, scores: Scores, *, mlflow_id: str) -> None:
-    """Keep the evaluation's examples with the MLflow run, as a table of this checkpoint."""
+def keep_evaluation(run: Run, registry: Registry, checkpoint: Checkpoint, scores: Scores, *, mlflow_id: str) -> None:
+    """Keep the evaluation with the MLflow run: its numbers as `evaluation/...` beside version 0's, its examples."""
+    now_ms = int(time.time() * 1000)
+    numbers = evaluation_numbers(summarise(scores, run.config.evaluation.confidence))
+    found = {checkpoint.step: numbers, 0: read_baseline(run)}
+    rows = [(step, now_ms, {f"evaluation/{name}": value for name, value in of.items()}) for step, of in found.items()]
+    registry.log_metrics(mlflow_id, rows)
     if scores.samples:
         registry.log_table(mlflow_id, scores.samples, f"samples/{checkpoints.folder_name(checkpoint.step)}.json")
 

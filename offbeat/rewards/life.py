@@ -10,6 +10,7 @@ there, and so is who asked when a process with one open question dies. Otherwise
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -63,8 +64,10 @@ class Life:
         self._ended = False
         self._open_at_end: frozenset[int] = frozenset()
         self._culprit: int | None = None
+        self._killed = False
         self._process = _start(output)
         threading.Thread(target=self._read, args=(self._process.stdout,), name="rewards", daemon=True).start()
+        threading.Thread(target=self._outlive, name="rewards-end", daemon=True).start()
         self._write({"functions": specs, "timeout_s": timeout_s})
         self.overlapping = self._await_ready(output)
 
@@ -76,7 +79,7 @@ class Life:
                 self._open[batch] = question
                 self._begin_clocks()
             # A process that does not even read would block the question itself.
-            watchdog = threading.Timer(self._timeout_s, self._process.kill)
+            watchdog = threading.Timer(self._timeout_s, self._end_processes)
             watchdog.start()
             self._write({"batch": batch, "functions": list(functions), "arguments": arguments})
             watchdog.cancel()
@@ -87,16 +90,27 @@ class Life:
             return Answered(answers=question.answers, fate=fate, late=late)
 
     def kill(self) -> None:
-        """End the process; whoever asks is told."""
-        self._process.kill()
+        """End the process and all that it started; whoever asks is told."""
+        self._end_processes()
         self._process.wait()
         with self._writing:
-            for stream in (self._process.stdin, self._process.stdout):
-                if stream is not None:
-                    with suppress(BrokenPipeError):
-                        stream.close()
+            if self._process.stdin is not None:
+                with suppress(BrokenPipeError):
+                    self._process.stdin.close()
         with self._changed:
             self._end()
+
+    def _outlive(self) -> None:
+        """After its end nothing that it forked may hold on to the pipe, or the end would go unnoticed."""
+        self._process.wait()
+        self._end_processes()
+
+    def _end_processes(self) -> None:
+        # Functions may fork; what they leave would keep the pipes open. Once only: the number may be another's later.
+        if not self._killed:
+            self._killed = True
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _await_answers(self, batch: int, question: _Question) -> frozenset[int]:
         """Wait for the end of a question; returns the functions that this batch is to blame for."""
@@ -118,7 +132,7 @@ class Life:
         certain = frozenset(function for function in late if self._is_alone_in(function))
         self._culprit = batch if certain else None
         self._end()
-        self._process.kill()
+        self._end_processes()
         return certain
 
     def _is_alone_in(self, function: int) -> bool:
@@ -149,10 +163,12 @@ class Life:
     def _await_ready(self, output: Path) -> list[bool]:
         with self._changed:
             self._changed.wait_for(lambda: self._first is not None or self._ended, START_TIMEOUT_S)
-            first = self._first
+            first, ended = self._first, self._ended
         if first is not None and "ready" in first:
             return list(first["overlapping"])
         self.kill()
+        if ended and first is None:
+            raise ConfigError(f"the rewards' process ended with {self._process.returncode} as it began; see {output}")
         if first is None:
             raise ConfigError(f"the rewards' process did not start within {START_TIMEOUT_S:g} s; see {output}")
         raise ConfigError(f"{first['refused']}; what it printed is in {output}")
@@ -166,7 +182,7 @@ class Life:
                 self._process.stdin.flush()
 
     def _read(self, stream: IO[str]) -> None:
-        with suppress(ValueError):  # closed by `kill`
+        with stream:
             for line in stream:
                 with self._changed:
                     self._take(json.loads(line))
@@ -197,6 +213,7 @@ def _start(output: Path) -> "subprocess.Popen[str]":
             encoding="utf-8",
             errors="surrogatepass",
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,
         )
     finally:
         os.close(descriptor)

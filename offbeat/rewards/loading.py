@@ -25,7 +25,10 @@ BUILT_IN: Mapping[str, RewardFunction] = {
 def load_function(name: str, arguments: Mapping[str, Any]) -> RewardFunction:
     """The reward of this name with its arguments bound; raises ConfigError when it cannot be had or takes no such."""
     found = BUILT_IN.get(name) or _import(name)
-    parameters = inspect.signature(found).parameters.values()
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except ValueError as error:
+        raise ConfigError(f"reward {name!r}: it cannot be called by name, expected TRL's signature") from error
     required = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if missing := [wanted for wanted in required if wanted not in arguments and name in BUILT_IN]:
         raise ConfigError(f"reward {name!r}: got arguments {sorted(arguments)}, expected {', '.join(missing)} as well")
@@ -41,7 +44,7 @@ def _import(name: str) -> RewardFunction:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"reward {name!r}: no module {error.name!r}; install it, or put it on PYTHONPATH") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # Its message may hold what nobody should read in a log; the worker's own output has it in full.
         raise ConfigError(f"reward {name!r}: importing {module_name} raised {type(error).__name__}") from error
     found = getattr(module, function_name, None)

@@ -10,6 +10,7 @@ import functools
 import inspect
 import json
 import os
+import signal
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
@@ -43,7 +44,9 @@ def main() -> None:
         question = json.loads(line)
         for index in question["functions"]:
             takers[index](question)
-    # A function that hangs must not keep this process alive when its parent has gone.
+    # A function that hangs, or what it has forked, must not live on when the parent has gone.
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 
@@ -119,7 +122,12 @@ async def _awaited(values: Any) -> Any:
 
 
 def _plain(values: Any) -> list[float | None]:
+    """Numbers or None. Texts and mappings would give some by accident: digits, keys."""
+    if isinstance(values, str | bytes | dict):
+        raise TypeError(f"got a {type(values).__name__}, expected a list of numbers or None")
     listed: Sequence[Any] = values.tolist() if hasattr(values, "tolist") else list(values)
+    if texts := [value for value in listed if isinstance(value, str | bytes)]:
+        raise TypeError(f"got the text {texts[0]!r}, expected a number or None")
     return [None if value is None else float(value) for value in listed]
 
 

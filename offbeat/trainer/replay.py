@@ -54,7 +54,9 @@ def replay(
 def _bounds(view: PlanView, first: int | None, last: int | None) -> tuple[int, int]:
     known = max(view.outcomes, default=0)
     begin, end = first or 1, last or known
-    if not known or not 1 <= begin <= end <= known:
+    if not known:
+        raise ConfigError("replay: this run has not finished a step yet; there is nothing to repeat")
+    if not 1 <= begin <= end <= known:
         raise ConfigError(f"replay: got steps {begin} to {end}, expected steps within 1 to {known}, which are finished")
     return begin, end
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from offbeat.algorithms.advantages import normalize
@@ -33,6 +33,7 @@ from offbeat.workloads.control.columns import Spaces
 from offbeat.workloads.control.policy import load_actor_critic, make_actor_critic, save_actor_critic
 from offbeat.workloads.control.scaling import RunningNormalizer, discounted_sums
 from offbeat.workloads.control.unrolls import Unrolls, unrolls_of
+from offbeat.workloads.tensor_files import write_tensors
 
 FORMAT = "offbeat-control-learner-1"
 MAX_REWARD = 10.0  # Deviations; scaled rewards are clipped to this.
@@ -88,7 +89,7 @@ class ControlLearner:
         folder.mkdir(parents=True, exist_ok=True)
         save_actor_critic(self._policy, folder / "policy")
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self._learner_tensors().items()}
-        save_file(tensors, folder / "optimizer.safetensors")
+        write_tensors(tensors, folder / "optimizer.safetensors")
         document = {"format": FORMAT, "steps": self._steps, "parameters": list(self._names)}
         (folder / "learner.json").write_text(json.dumps(document, indent=2), encoding="utf-8")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from offbeat.config import PolicyConfig
@@ -22,6 +22,7 @@ from offbeat.workloads.base import Weights
 from offbeat.workloads.control.columns import Discrete, Spaces, action_document, action_from_document
 from offbeat.workloads.control.networks import make_linear, make_trunk
 from offbeat.workloads.control.scaling import RunningNormalizer
+from offbeat.workloads.tensor_files import write_tensors
 
 FORMAT = "offbeat-actor-critic-1"
 SHAPE_FILE, WEIGHTS_FILE = "policy.json", "policy.safetensors"
@@ -155,7 +156,7 @@ def save_actor_critic(policy: ActorCritic, folder: Path) -> None:
     """Write `policy.safetensors` and `policy.json`, which `load_actor_critic` opens without the run's configuration."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
-    save_file(weights, folder / WEIGHTS_FILE)
+    write_tensors(weights, folder / WEIGHTS_FILE)
     document = {
         "format": FORMAT,
         "observation_shape": policy.spaces.observation_shape,

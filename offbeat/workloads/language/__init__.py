@@ -60,6 +60,13 @@ class LanguageWorkload:
         from offbeat.workloads.language.sources import check_source
 
         model = check_source(self._config.model)
+        self._check_columns()
+        made = self._config.model.made
+        if self._config.model.source is None and self._config.sampling.max_new_tokens >= made.max_length:
+            raise ConfigError(
+                f"workload.sampling.max_new_tokens: got {self._config.sampling.max_new_tokens}, but"
+                f" workload.model.made.max_length {made.max_length} is for prompt and completion together"
+            )
         rewards = self._rewards("check")
         try:
             rewards.start()
@@ -174,6 +181,19 @@ class LanguageWorkload:
         finally:
             rewards.close()
 
+    def _check_columns(self) -> None:
+        """The columns that warm-up and evaluation read are there; raises ConfigError."""
+        warm_up, evaluation = self._config.model.warm_up, self._run.evaluation
+        solved = warm_up.completion_column
+        if warm_up.steps and not any(isinstance(row.get(solved), str) for _, row in self._split.train):
+            raise ConfigError(f"workload.model.warm_up.completion_column: no training row has a text in {solved!r}")
+        lacking = sum(row.get(evaluation.answer_column) is None for _, row in self._split.validation)
+        if evaluation.metric != "reward" and lacking:
+            raise ConfigError(
+                f"evaluation.metric {evaluation.metric!r} compares with evaluation.answer_column"
+                f" {evaluation.answer_column!r}, which {lacking} of {len(self._split.validation)} validation rows lack"
+            )
+
     @cached_property
     def _split(self) -> "Split":
         from offbeat.workloads.language.prompts import read_split
@@ -209,9 +229,12 @@ class LanguageWorkload:
         }
 
     def _prompts(self, rows: "Sequence[tuple[int, dict[str, object]]]") -> "list[Prompt]":
-        from offbeat.workloads.language.prompts import make_prompts
+        from offbeat.workloads.language.base_model import vocabulary_size
+        from offbeat.workloads.language.prompts import check_known, make_prompts
 
-        return make_prompts(rows, self._config.data, self._tokenizer, max_tokens=self._most_prompt_tokens)
+        prompts = make_prompts(rows, self._config.data, self._tokenizer, max_tokens=self._most_prompt_tokens)
+        check_known(prompts, vocabulary_size(self._base), self._tokenizer)
+        return prompts
 
     @property
     def _most_prompt_tokens(self) -> int:

@@ -67,6 +67,13 @@ def num_positions(folder: Path) -> int | None:
     return int(found) if found else None
 
 
+def vocabulary_size(folder: Path) -> int:
+    """How many tokens the model of a folder knows."""
+    from transformers import AutoConfig
+
+    return int(AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config().vocab_size)
+
+
 def open_model(folder: Path, model: ModelConfig, *, device: str, seed: int = 0) -> "PreTrainedModel":
     """The base model, with a fresh adapter where LoRA is on (its start comes from `seed`); raises CheckpointError."""
     from transformers import AutoModelForCausalLM
@@ -150,11 +157,24 @@ def _from_source(config: ModelConfig, gguf: Path | None = None) -> tuple["PreTra
         unpacked = {"quantization_config": GgufConfig(dequantize=True)}
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, revision=config.revision, **file)
-        model = AutoModelForCausalLM.from_pretrained(
-            place, revision=config.revision, dtype=getattr(torch, config.dtype), **file, **unpacked
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            place,
+            revision=config.revision,
+            dtype=getattr(torch, config.dtype),
+            output_loading_info=True,
+            **file,
+            **unpacked,
         )
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise ConfigError(f"workload.model.source: {config.source} cannot be opened: {error}") from error
+    # A folder of somebody else's raises whatever its damage leads to.
+    except (OSError, ValueError, ImportError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(
+            f"workload.model.source: {config.source} cannot be opened: {type(error).__name__}: {error}"
+        ) from error
+    # transformers would fill them with random numbers and go on.
+    if missing := sorted(loaded["missing_keys"]):
+        raise ConfigError(
+            f"workload.model.source: {config.source} lacks {len(missing)} of the model's weights, {missing[0]} first"
+        )
     return model, _with_pad(tokenizer)
 
 

@@ -18,7 +18,7 @@ from offbeat.rewards.built_in import text_of
 from offbeat.workloads.base import Scores
 from offbeat.workloads.language.engine import Request, TransformersEngine
 from offbeat.workloads.language.policy import LanguagePolicy
-from offbeat.workloads.language.prompts import Messages, Prompt, columns_of, completions_as_given
+from offbeat.workloads.language.prompts import Messages, Prompt, columns_of, completions_as_given, plain_conversation
 
 MAX_SAMPLES = 16  # Completions that are kept to be looked at.
 MAX_TEXT = 500
@@ -67,7 +67,11 @@ def evaluate_prompts(
             f"evaluation.metric {metric!r} compares with {config.evaluation.answer_column!r},"
             f" which {missing} of {len(prompts)} validation prompts lack"
         )
-    extras = {f"{name}_mean": float(np.nanmean(values)) for name, values in scored.items() if name != metric}
+    extras = {
+        f"{name}_mean": float(np.nanmean(values))
+        for name, values in scored.items()
+        if name != metric and not np.isnan(values).all()
+    }
     extras["completion_length_mean"] = float(np.mean([len(ids) for ids in greedy]))
     extras |= _pass_at_k(config, workload, policy, prompts, answers, seed=seed)
     return Scores(
@@ -132,7 +136,7 @@ def _samples(
 ) -> list[dict[str, str]]:
     return [
         {
-            "prompt": _short(prompt.given),
+            "prompt": _short(prompt.given if isinstance(prompt.given, str) else plain_conversation(prompt.given)),
             "completion": _short(text_of(text)),
             "answer": _short(answer),
             "score": f"{value:.3g}",

@@ -8,8 +8,11 @@ that ends; signals meant for the trainer are the first process's matter.
 import ctypes
 import json
 import logging
+import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 from offbeat.algorithms.determinism import make_deterministic
@@ -21,11 +24,13 @@ from offbeat.workloads.language.checks import score_tokens
 from offbeat.workloads.language.learner import parted
 from offbeat.workloads.language.policy import LanguagePolicy
 from offbeat.workloads.language.team import Order, Team
+from offbeat.workloads.language.team_start import PARENT, join_started
 from offbeat.workloads.language.updates import Updater
 
 logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
+PARENT_POLL_S = 0.5
 
 
 def follow(config: RunConfig, policy: LanguagePolicy, team: Team) -> None:
@@ -61,11 +66,10 @@ def ignore_signals() -> None:
 def main() -> None:
     """Follow the process that started this one."""
     ignore_signals()
-    _end_with_parent()
+    end_with_parent(int(os.environ[PARENT]))
     said = json.load(sys.stdin)
     from offbeat.telemetry import configure_logging
     from offbeat.workloads.language import LanguageWorkload
-    from offbeat.workloads.language.team_start import join_started
 
     configure_logging()
     config = RunConfig.model_validate(said["config"])
@@ -78,10 +82,20 @@ def main() -> None:
         sys.exit(1)
 
 
-def _end_with_parent() -> None:
-    """Where the kernel can: be killed when process 0 dies, also while stopped or within a long kernel."""
+def end_with_parent(parent: int) -> None:
+    """End when process 0 does, at whatever it is then: on Linux even while stopped, by the kernel.
+
+    parent: its process id; it may be gone already, for this process has taken seconds to get here.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from offbeat.algorithms.group_advantages import equal_groups, group_advantages
@@ -32,6 +32,7 @@ from offbeat.workloads.language.shares import deal
 from offbeat.workloads.language.team import Order, Team
 from offbeat.workloads.language.updates import Update, Updater, summed
 from offbeat.workloads.language.whole_policy import WholePolicy
+from offbeat.workloads.tensor_files import write_tensors
 
 FORMAT = "offbeat-language-learner-1"
 PARAMETER = "parameter/"
@@ -108,7 +109,7 @@ class LanguageLearner:
         folder.mkdir(parents=True, exist_ok=True)
         self._policy.save(folder / "policy", parameters if self._updater.sharded else None)
         exact = {f"{PARAMETER}{name}": tensor for name, tensor in parameters.items()}
-        save_file(
+        write_tensors(
             {name: tensor.contiguous() for name, tensor in (moments | exact).items()}, folder / "optimizer.safetensors"
         )
         document = {
@@ -169,7 +170,8 @@ class LanguageLearner:
         return rate * min(1.0, (self._steps + 1) / (algorithm.warmup_steps + 1))
 
     def _kept_rows(self, equal: Tensor) -> list[int]:
-        if not self._algorithm.skip_equal_groups:
+        # Against the whole batch's mean a group of equal rewards says something, too.
+        if not self._algorithm.skip_equal_groups or self._algorithm.advantages == "reinforce++":
             return list(range(len(equal) * self._workload.group_size))
         groups = torch.nonzero(~equal).flatten().tolist()
         size = self._workload.group_size

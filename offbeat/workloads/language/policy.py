@@ -69,7 +69,10 @@ class LanguagePolicy:
         """
         folder.mkdir(parents=True, exist_ok=True)
         given = {} if weights is None else {"state_dict": dict(weights)}
-        self.model.save_pretrained(folder, safe_serialization=True, **given)
+        try:
+            self.model.save_pretrained(folder, safe_serialization=True, **given)
+        except SafetensorError as error:
+            raise OSError(f"{folder.name}: {error}") from error
         self.tokenizer.save_pretrained(folder)
         document = {"format": FORMAT, "settings": self.settings}
         (folder / SETTINGS_FILE).write_text(json.dumps(document, indent=2), encoding="utf-8")

@@ -101,6 +101,16 @@ def make_prompts(
     return made
 
 
+def check_known(prompts: Sequence[Prompt], num_tokens: int, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raise ConfigError for a token that the model has no embedding for: its tokenizer is another model's."""
+    for prompt in prompts:
+        if (largest := max(prompt.ids)) >= num_tokens:
+            raise ConfigError(
+                f"data: the prompt of row {prompt.index} has the token {tokenizer.convert_ids_to_tokens(largest)!r}"
+                f" ({largest}), but the model knows tokens 0 to {num_tokens - 1}; its tokenizer does not fit it"
+            )
+
+
 def token_ids(given: str | Messages, config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """A prompt's token ids, through the chat template where it is a conversation."""
     if isinstance(given, str):

@@ -24,7 +24,7 @@ from offbeat.errors import ConfigError, NotReady, WorkloadError
 from offbeat.workloads.language.team import PATIENCE, DistributedTeam, Team
 from offbeat.workloads.launched import LAUNCHER, launched_rank
 
-RANK, SIZE, MEETING = "OFFBEAT_TEAM_RANK", "OFFBEAT_TEAM_SIZE", "OFFBEAT_TEAM_MEETING"
+RANK, SIZE, MEETING, PARENT = (f"OFFBEAT_TEAM_{name}" for name in ("RANK", "SIZE", "MEETING", "PARENT"))
 END_TIMEOUT_S = 10.0
 POLL_S = 0.02
 
@@ -86,7 +86,7 @@ def _start(config: RunConfig, base: Path) -> Team:
 
 
 def _follower(config: RunConfig, base: Path, meeting: Path, *, rank: int, size: int) -> "subprocess.Popen[bytes]":
-    own = {RANK: str(rank), SIZE: str(size), MEETING: str(meeting)}
+    own = {RANK: str(rank), SIZE: str(size), MEETING: str(meeting), PARENT: str(os.getpid())}
     if config.training.device == "cuda":
         own["CUDA_VISIBLE_DEVICES"] = _visible_devices()[rank]
     process = subprocess.Popen(

@@ -93,11 +93,15 @@ def _examples(model: Any, tokenizer: Any, rows: Sequence[tuple[int, Row]], workl
     prompts = make_prompts(solved, workload.data, tokenizer, max_tokens=workload.data.max_prompt_tokens)
     ends = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     examples = [
-        (list(prompt.ids), tokenizer(str(prompt.columns[column]), add_special_tokens=False)["input_ids"] + ends)
+        (list(prompt.ids), tokenizer(_clean(prompt.columns[column]), add_special_tokens=False)["input_ids"] + ends)
         for prompt in prompts
     ]
     longest = getattr(model.config, "max_position_embeddings", None) or math.inf
     return [(prompt, answer) for prompt, answer in examples if len(prompt) + len(answer) <= longest]
+
+
+def _clean(value: Any) -> str:
+    return str(value).encode("utf-8", "ignore").decode()  # A lone surrogate is no character.
 
 
 def _padded(examples: Sequence[Example], tokenizer: Any) -> dict[str, Tensor]:

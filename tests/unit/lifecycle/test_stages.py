@@ -27,6 +27,7 @@ class FakeRegistry:
         self.registered: list[ModelVersion] = []
         self.artifacts: list[str] = []
         self.loaders: set[str] = set()
+        self.metrics: dict[int, dict[str, float]] = {}
 
     def versions(self, name: str) -> list[ModelVersion]:
         return [version for version in self.registered if version.name == name]
@@ -44,6 +45,9 @@ class FakeRegistry:
 
     def log_figure(self, run_id: str, figure: Any, name: str) -> str:
         return f"{run_id}/{name}"
+
+    def log_metrics(self, run_id: str, rows: Sequence[tuple[int, int, Mapping[str, float]]]) -> None:
+        self.metrics |= {step: dict(values) for step, _, values in rows}
 
     def log_table(self, run_id: str, rows: Sequence[Mapping[str, str]], name: str) -> None:
         self.artifacts.append(f"{name}: {[dict(row) for row in rows]}")
@@ -189,8 +193,26 @@ def test_outcomes_come_in_the_order_of_their_steps(run: Run) -> None:
 
 
 @pytest.mark.parametrize("samples", [(), ({"prompt": "1+1=", "completion": "2"},)])
-def test_samples_are_kept_by_step_where_there_are_any(registry: Any, samples: tuple[dict[str, str], ...]) -> None:
-    scores = Scores(name="accuracy", seeds=[1], values=np.ones(1), samples=samples)
-    stages.keep_samples(registry, Checkpoint(step=40, folder=Path("c")), scores, mlflow_id="mlflow-1")
+def test_an_evaluation_is_kept_by_step_with_its_examples(
+    run: Run, registry: Any, samples: tuple[dict[str, str], ...]
+) -> None:
+    (run.folder / "baseline.json").write_text('{"accuracy_mean": 0.25}')
+    scores = Scores(name="accuracy", seeds=[1, 2], values=np.array([1.0, 0.0]), samples=samples)
+    stages.keep_evaluation(run, registry, Checkpoint(step=40, folder=Path("c")), scores, mlflow_id="mlflow-1")
+    assert registry.metrics[0] == {"evaluation/accuracy_mean": 0.25}
+    assert registry.metrics[40]["evaluation/accuracy_mean"] == 0.5
+    assert registry.metrics[40]["evaluation/episodes"] == 2
     expected = ["samples/step-000000040.json: [{'prompt': '1+1=', 'completion': '2'}]"] if samples else []
     assert registry.artifacts == expected
+
+
+def test_fewer_prompts_than_episodes_are_no_fault(tmp_path: Path) -> None:
+    config = parse_config({"workload": {"kind": "language"}, "evaluation": {"episodes": 20}})
+    run = Run.create(config, run_id="l", home=tmp_path)
+    scores = Scores(name="accuracy", seeds=range(19), values=np.linspace(0.0, 1.0, 19))
+    assert stages.check_scores(run, scores).failed == ()
+
+
+def test_fewer_episodes_than_asked_for_are_one(run: Run) -> None:
+    scores = Scores(name="return", seeds=range(2), values=np.ones(2))
+    assert any("row count" in sentence for sentence in stages.check_scores(run, scores).failed)

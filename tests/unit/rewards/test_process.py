@@ -46,6 +46,25 @@ def short(completions, **columns):
 def text(completions, **columns):
     return ["good" for _ in completions]
 
+def digits(completions, **columns):
+    return "1" * len(completions)
+
+def quoted(completions, **columns):
+    return ["1.5" for _ in completions]
+
+POOL = []
+
+def pooled(completions, **columns):
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+    POOL.append(ProcessPoolExecutor(1, mp_context=get_context("fork")))
+    return [float(value) for value in POOL[-1].map(len, completions)]
+
+def forks(completions, **columns):
+    if os.fork() == 0:
+        time.sleep(3600)
+    os._exit(1)
+
 def reads(completions, **columns):
     return [float(len(sys.stdin.read())) for _ in completions]
 """
@@ -95,6 +114,8 @@ def test_functions_get_what_trl_gives_them(scored):
         ("raises", {"exception": 4}),
         ("leaves", {"exception": 4}),
         ("text", {"exception": 4}),
+        ("digits", {"exception": 4}),
+        ("quoted", {"exception": 4}),
         ("short", {"wrong_length": 4}),
     ],
 )
@@ -125,6 +146,24 @@ def test_a_death_is_counted_and_mended(scored):
     process, table = scored("dies")
     assert table.faults == {"died": 4}
     assert ask(process).faults == {"died": 4}
+
+
+def test_a_reward_with_processes_of_its_own_leaves_none(scored):
+    process, table = scored("pooled")
+    np.testing.assert_array_equal(table.values[:, 0], 3.0)
+    started = psutil.Process().children(recursive=True)
+    assert len(started) >= 2
+    process.close()
+    _, alive = psutil.wait_procs(started, timeout=30)
+    assert alive == []
+
+
+def test_the_death_of_a_process_that_has_forked_is_noticed(scored):
+    process, table = scored("forks")
+    assert table.faults == {"died": 4}
+    process.close()
+    _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=30)
+    assert alive == []
 
 
 def test_what_rewards_print_and_raise_stays_in_their_own_file(scored, tmp_path, capfd, caplog):

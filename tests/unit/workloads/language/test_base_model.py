@@ -1,6 +1,7 @@
 """Version 0: made the same for the same seed, there whole or not at all, and with LoRA little beside an adapter."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -294,3 +295,41 @@ def test_tied_parameters_are_published_once(tmp_path: Path) -> None:
     changed = {name: tensor + 1 for name, tensor in policy.weights().items()}
     policy.load_weights(changed)
     assert torch.equal(policy.model.lm_head.weight, changed["transformer.wte.weight"])
+
+
+def _damaged(base: Path, folder: Path, **described: Any) -> Path:
+    """A copy of a model whose config.json says something else than its weights."""
+    shutil.copytree(base, folder)
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(document | described))
+    return folder
+
+
+def test_a_folder_without_all_the_weights_is_refused(base: Path, data: Path, tmp_path: Path) -> None:
+    source = _damaged(base, tmp_path / "more", num_hidden_layers=3)
+    with pytest.raises(ConfigError, match=r"lacks 9 of the model's weights, model\.layers\.2"):
+        _prepared(_config(data, source=str(source)), tmp_path / "base")
+    assert not (tmp_path / "base").exists()
+
+
+@pytest.mark.parametrize("described", [{"hidden_size": 32}, {"vocab_size": 7}])
+def test_weights_of_another_shape_are_refused(
+    base: Path, data: Path, tmp_path: Path, described: dict[str, Any]
+) -> None:
+    source = _damaged(base, tmp_path / "other", **described)
+    with pytest.raises(ConfigError, match=r"workload.model.source: .* cannot be opened: RuntimeError"):
+        _prepared(_config(data, source=str(source)), tmp_path / "base")
+
+
+def test_a_tokenizer_file_that_is_none_is_refused(base: Path, data: Path, tmp_path: Path) -> None:
+    source = _damaged(base, tmp_path / "empty")
+    (source / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"workload.model.source: .* cannot be opened"):
+        _prepared(_config(data, source=str(source)), tmp_path / "base")
+
+
+def test_a_lone_surrogate_in_a_solved_answer_is_left_out(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}", "completion": f"{n}\ud800"} for n in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    measures = _prepared(_config(tmp_path / "rows.jsonl", warm_up=WARM_UP), tmp_path / "base")
+    assert measures["warm_up_examples"] > 0

@@ -11,7 +11,14 @@ from transformers import PreTrainedTokenizerBase
 from offbeat.config.language import DataConfig, MadeModelConfig
 from offbeat.errors import ConfigError
 from offbeat.workloads.language.base_model import open_tokenizer
-from offbeat.workloads.language.prompts import Prompt, Split, make_prompts, plain_conversation, read_split
+from offbeat.workloads.language.prompts import (
+    Prompt,
+    Split,
+    check_known,
+    make_prompts,
+    plain_conversation,
+    read_split,
+)
 from offbeat.workloads.language.tokenizers import train_tokenizer
 from tests.unit.workloads.language.small_models import make_tokenizer
 
@@ -232,3 +239,10 @@ def test_validation_of_its_own(tmp_path: Path) -> None:
     split = _split(tmp_path / "rows.jsonl", [{"prompt": "a"}], validation=str(held))
     assert [row for _, row in split.train] == [{"prompt": "a"}]
     assert [row for _, row in split.validation] == [{"prompt": "b"}]
+
+
+def test_a_token_that_the_model_does_not_know_is_named(tokenizer: PreTrainedTokenizerBase) -> None:
+    prompt = _made("ab~", tokenizer)
+    check_known([prompt], max(prompt.ids) + 1, tokenizer)
+    with pytest.raises(ConfigError, match=rf"row 7 has the token '~' \({max(prompt.ids)}\), but the model knows"):
+        check_known([prompt], max(prompt.ids), tokenizer)

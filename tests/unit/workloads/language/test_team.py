@@ -134,6 +134,12 @@ def test_a_follower_ends_with_the_first_process(base: Path, tmp_path: Path) -> N
         _wait(lambda: not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE)
 
 
+def test_a_follower_whose_parent_is_gone_already_ends_at_once() -> None:
+    code = "import time; from offbeat.workloads.language.follower import end_with_parent; {}; time.sleep(600)"
+    orphan = subprocess.run([sys.executable, "-c", code.format("end_with_parent(0)")], timeout=DEADLINE_S, check=False)
+    assert orphan.returncode == 1
+
+
 def test_another_number_of_launched_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
