@@ -164,7 +164,18 @@ def check_workload(config: RunConfig, home: Path) -> str:
     from offbeat.workloads import open_workload
 
     with tempfile.TemporaryDirectory(dir=home, prefix=".doctor-") as folder:
-        return open_workload(config, base=Path(folder) / "base").check()
+        try:
+            return open_workload(config, base=Path(folder) / "base").check()
+        except ConfigError as error:
+            raise ConfigError(_with_kept_output(str(error), Path(folder) / "output", home)) from error
+
+
+def _with_kept_output(message: str, output: Path, home: Path) -> str:
+    """Move what rewards printed out of the folder that goes, where the message sends its reader."""
+    for file in output.glob("*.log"):
+        file.replace(home / file.name)
+        message = message.replace(str(file), str(home / file.name))
+    return message
 
 
 @contextmanager

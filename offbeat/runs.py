@@ -32,7 +32,7 @@ from offbeat.store import Store, open_store
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 # What stands beside the runs in their home.
-TAKEN_IDS = ("store", "mlartifacts", "mlflow.db", "prefect")
+TAKEN_IDS = ("store", "mlartifacts", "mlflow.db", "prefect", "rewards-check.log")
 
 # What it takes to find what a run recorded; the rest of its configuration says how to go on.
 RECORD_KEYS = ("name", "generator.num_generators", "log", "store")
@@ -53,6 +53,10 @@ FROZEN_KEYS = (
     "strategy.num_workers",
     "strategy.sharding",
 )
+
+
+# Of the frozen sections, what decides no reward that is given and no step that is planned.
+FREE_KEYS = ("workload.rewards.timeout_s", "workload.rewards.max_waiting")
 
 
 def default_home() -> Path:
@@ -163,7 +167,7 @@ class Run:
         frozen: tuple[str, ...] = FROZEN_KEYS
         if self.config.training.algorithm.lr_schedule != "constant":
             frozen += ("training.max_steps",)  # the schedule's length decides the step size of steps already trained
-        refused = {key: change for key, change in changes.items() if key.startswith(frozen)}
+        refused = {key: change for key, change in changes.items() if key.startswith(frozen) and key not in FREE_KEYS}
         if refused:
             lines = [f"  {key}: was {old!r}, now {new!r}" for key, (old, new) in refused.items()]
             raise ResumeRefused("\n".join([f"run {self.run_id} cannot be resumed with these changes:", *lines]))

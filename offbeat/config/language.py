@@ -27,6 +27,11 @@ class MadeModelConfig(Section):
     def _heads_divide(self) -> Self:
         if self.hidden_size % self.num_heads:
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+        if self.architecture == "llama" and self.hidden_size // self.num_heads % 2:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} / num_heads {self.num_heads}: got an odd size for each head,"
+                " expected an even one, which rotary positions need"
+            )
         return self
 
 
@@ -84,6 +89,12 @@ class ModelConfig(Section):
     lora: LoraConfig = Field(default_factory=LoraConfig, description="Low-rank adapters.")
     warm_up: WarmUpConfig = Field(default_factory=WarmUpConfig, description="Supervised start.")
     gradient_checkpointing: bool = Field(False, description="Compute activations again instead of keeping them.")
+
+    @model_validator(mode="after")
+    def _warm_up_has_range(self) -> Self:
+        if self.dtype == "float16" and self.warm_up.steps:
+            raise ValueError("dtype: got 'float16' with a warm-up, which leaves its range; take float32 or bfloat16")
+        return self
 
     @model_validator(mode="after")
     def _source_is_whole(self) -> Self:

@@ -94,6 +94,7 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
 def _answer(say: Say, function: RewardFunction, index: int, question: dict[str, Any]) -> None:
     answer = {"batch": question["batch"], "function": index}
     try:
+        _check_call(function, question["arguments"])
         values = function(**question["arguments"])
         if inspect.isawaitable(values):
             values = asyncio.run(_awaited(values))
@@ -109,6 +110,7 @@ async def _answer_async(
     answer = {"batch": question["batch"], "function": index}
     limit = asyncio.timeout(timeout_s)
     try:
+        _check_call(function, question["arguments"])
         async with limit:
             values = await function(**question["arguments"])
         say(answer | {"values": _plain(values)})
@@ -119,6 +121,17 @@ async def _answer_async(
 
 async def _awaited(values: Any) -> Any:
     return await values
+
+
+class _WrongCall(TypeError):
+    """The function does not take what it is given; the message has names of arguments and columns alone."""
+
+
+def _check_call(function: RewardFunction, arguments: dict[str, Any]) -> None:
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise _WrongCall(f"{error}; it is given {', '.join(sorted(arguments))}") from error
 
 
 def _plain(values: Any) -> list[float | None]:
@@ -133,6 +146,8 @@ def _plain(values: Any) -> list[float | None]:
 
 def _named(error: BaseException) -> str:
     """Type and place; the message may hold what nobody should read in a log, and stands in this process's output."""
+    if isinstance(error, _WrongCall):
+        return f"TypeError: {error}"
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}{place}"

@@ -1,6 +1,7 @@
 """What a run configuration accepts, and what it says to what it does not."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_origin
@@ -363,3 +364,32 @@ def test_each_kind_of_work_has_its_algorithm() -> None:
 def test_a_batch_never_cuts_a_group() -> None:
     data = {"workload": {"kind": "language", "group_size": 8}, "training": {"batch_size": 100}}
     assert "training.batch_size: got 100; expected a multiple of workload.group_size 8" in fault(data)
+
+
+@pytest.mark.parametrize(
+    ("workload", "algorithm", "said"),
+    [
+        ({"group_size": 1}, {}, "workload.group_size: got 1; grpo advantages compare within a group"),
+        ({"group_size": 1}, {"advantages": "rloo"}, "rloo advantages compare within a group"),
+        ({"model": {"made": {"hidden_size": 33, "num_heads": 11}}}, {}, "got an odd size for each head"),
+        ({"model": {"dtype": "float16", "warm_up": {"steps": 1}}}, {}, "dtype: got 'float16' with a warm-up"),
+    ],
+)
+def test_language_settings_that_cannot_work_are_refused(
+    workload: dict[str, Any], algorithm: dict[str, Any], said: str
+) -> None:
+    data = {"workload": {"kind": "language"} | workload, "training": {"algorithm": {"kind": "grpo"} | algorithm}}
+    assert said in fault(data)
+
+
+def test_single_completions_have_a_whole_batch_to_be_compared_with() -> None:
+    data = {
+        "workload": {"kind": "language", "group_size": 1},
+        "training": {"algorithm": {"kind": "grpo", "advantages": "reinforce++"}},
+    }
+    assert parse_config(data).group_size == 1
+
+
+@pytest.mark.parametrize("strategy", [{"num_workers": 2}, {"sharding": "full"}])
+def test_trainer_processes_need_work_that_can_be_shared(strategy: dict[str, Any]) -> None:
+    assert re.search(r"trains in 1|nobody is there to share with", fault({"strategy": strategy}))

@@ -1,7 +1,9 @@
+import re
 import socket
 import sqlite3
 import subprocess
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -121,3 +123,17 @@ def test_an_mlflow_server_is_asked_and_its_password_is_not_shown(tmp_path, monke
     with pytest.raises(RegistryError):
         doctor.check_mlflow(config(registry={"tracking_uri": uri, "model_name": "away"}), tmp_path)
     assert asked == [uri, uri]
+
+
+def test_what_a_reward_printed_while_it_was_refused_is_kept(tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason="the extra `language` is not installed")
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(100)))
+    workload = {
+        "kind": "language",
+        "data": {"train": str(tmp_path / "rows.jsonl")},
+        "rewards": {"functions": [{"name": "no_such_module:reward"}]},
+    }
+    with pytest.raises(ConfigError, match=re.escape(f"what it printed is in {tmp_path / 'rewards-check.log'}")):
+        doctor.check_workload(parse_config({"workload": workload}), tmp_path)
+    assert "ModuleNotFoundError" in (tmp_path / "rewards-check.log").read_text()
+    assert not list(tmp_path.glob(".doctor-*"))

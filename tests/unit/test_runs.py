@@ -300,3 +300,11 @@ def test_mlflow_stands_beside_the_runs_unless_told_otherwise(run: Run) -> None:
         run_id="x", home=run.home, config=parse_config({"registry": {"tracking_uri": "http://mlflow:5000"}})
     )
     assert elsewhere.tracking_uri == "http://mlflow:5000"
+
+
+def test_the_time_that_rewards_have_may_be_changed(tmp_path: Path) -> None:
+    run = Run.create(parse_config({"workload": {"kind": "language"}}), run_id="l", home=tmp_path)
+    longer = parse_config({"workload": {"kind": "language", "rewards": {"timeout_s": 90}}})
+    assert run.changed(longer).config == longer
+    with pytest.raises(ResumeRefused, match=r"workload\.rewards\.clip: was None, now 1"):
+        run.changed(parse_config({"workload": {"kind": "language", "rewards": {"clip": 1}}}))

@@ -16,7 +16,7 @@ import pyarrow as pa
 from offbeat.algorithms.determinism import fixed_threads
 from offbeat.config import RunConfig, language_sections
 from offbeat.config.language import RewardConfig
-from offbeat.errors import CheckpointError, ConfigError, NotReady
+from offbeat.errors import CheckpointError, ConfigError, EvaluationError, NotReady
 from offbeat.rewards import RewardCombiner, RewardProcess
 from offbeat.trajectory import TrajectoryBatch
 from offbeat.workloads.base import Learner, Policy, Rollout, Scores
@@ -178,6 +178,8 @@ class LanguageWorkload:
                     combine=self._combine(),
                     seed=seed,
                 )
+        except RuntimeError as error:  # NaN among the weights, or no memory.
+            raise EvaluationError(f"the model cannot write: {error}") from error
         finally:
             rewards.close()
 

@@ -52,6 +52,12 @@ def digits(completions, **columns):
 def quoted(completions, **columns):
     return ["1.5" for _ in completions]
 
+def lacks(completions, reference, **columns):
+    return [1.0 for _ in completions]
+
+async def lacks_async(completions, reference, **columns):
+    return [1.0 for _ in completions]
+
 POOL = []
 
 def pooled(completions, **columns):
@@ -146,6 +152,13 @@ def test_a_death_is_counted_and_mended(scored):
     process, table = scored("dies")
     assert table.faults == {"died": 4}
     assert ask(process).faults == {"died": 4}
+
+
+@pytest.mark.parametrize("name", ["lacks", "lacks_async"])
+def test_a_reward_that_takes_other_arguments_is_told_which(scored, caplog, name):
+    _, table = scored(name)
+    assert table.faults == {"exception": 4}
+    assert "missing a required argument: 'reference'; it is given answer, completion_ids, completions" in caplog.text
 
 
 def test_a_reward_with_processes_of_its_own_leaves_none(scored):
