@@ -6,10 +6,11 @@ from prefect import flow
 from pydantic import Field
 
 from offbeat.evaluation import summarise
+from offbeat.lifecycle.provisioning import read_baseline
 from offbeat.lifecycle.report import evaluation_numbers
 from offbeat.runs import Run
 from tasks.evaluate import evaluate as evaluate_checkpoint
-from tasks.observe import show_evaluation
+from tasks.observe import show_evaluation, show_samples
 from tasks.verify import verify
 
 
@@ -25,5 +26,7 @@ def evaluate(
     opened = Run.open(run)
     scores = evaluate_checkpoint(opened, verify(opened))
     evaluation = summarise(scores, opened.config.evaluation.confidence)
-    show_evaluation(opened.run_id, evaluation, return_state=True)
+    show_evaluation(opened.run_id, evaluation, read_baseline(opened), return_state=True)
+    if scores.samples:
+        show_samples(opened.run_id, scores.samples, return_state=True)
     return evaluation_numbers(evaluation)

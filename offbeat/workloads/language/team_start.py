@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,7 +68,7 @@ def _start(config: RunConfig, base: Path) -> Team:
     size = config.strategy.num_workers
     if config.training.device == "cuda" and torch.cuda.device_count() < size:
         raise NotReady(f"strategy.num_workers: got {size}, but there are {torch.cuda.device_count()} GPUs here")
-    folder = Path(tempfile.mkdtemp(prefix="offbeat-team-"))
+    folder = _meeting_folder(base.parent)
     followers = [_follower(config, base, folder / "meeting", rank=rank, size=size) for rank in range(1, size)]
 
     def ended() -> None:
@@ -83,6 +82,29 @@ def _start(config: RunConfig, base: Path) -> Team:
             follower.kill()
         ended()
         raise
+
+
+def _meeting_folder(run: Path) -> Path:
+    """A folder of this process's own in the run's; what processes left that are gone is removed."""
+    for left in run.glob("team-*"):
+        if not _lives(int(left.name.removeprefix("team-"))):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = run / f"team-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise NotReady(f"cannot write {folder}: {error.strerror}") from error
+    return folder
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _follower(config: RunConfig, base: Path, meeting: Path, *, rank: int, size: int) -> "subprocess.Popen[bytes]":

@@ -132,6 +132,9 @@ def test_a_follower_ends_with_the_first_process(base: Path, tmp_path: Path) -> N
             follower.suspend()
         os.kill(first.pid, signal.SIGKILL)
         _wait(lambda: not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE)
+    assert [path.name for path in base.parent.glob("team-*")] == [f"team-{first.pid}"]
+    _learner(base, 2).close()
+    assert list(base.parent.glob("team-*")) == []
 
 
 def test_a_follower_whose_parent_is_gone_already_ends_at_once() -> None:
