@@ -85,9 +85,13 @@ def _start(config: RunConfig, base: Path) -> Team:
 
 
 def _meeting_folder(run: Path) -> Path:
-    """A folder of this process's own in the run's; what processes left that are gone is removed."""
+    """A folder of this process's own in the run's; what processes left that are gone is removed.
+
+    In a container that was started again the one that is gone had this process's own number.
+    """
     for left in run.glob("team-*"):
-        if not _lives(int(left.name.removeprefix("team-"))):
+        pid = int(left.name.removeprefix("team-"))
+        if pid == os.getpid() or not _lives(pid):
             shutil.rmtree(left, ignore_errors=True)
     folder = run / f"team-{os.getpid()}"
     try:

@@ -99,6 +99,12 @@ def scored(tmp_path):
         process.close()
 
 
+def workers_alive():
+    """Every rewards' process of this machine, what they have forked among them."""
+    found = psutil.process_iter(["cmdline"])
+    return {process for process in found if "offbeat.rewards.worker" in (process.info["cmdline"] or ())}
+
+
 def ask(process, count=4):
     return process.score(
         prompts=["ab"] * count,
@@ -162,9 +168,10 @@ def test_a_reward_that_takes_other_arguments_is_told_which(scored, caplog, name)
 
 
 def test_a_reward_with_processes_of_its_own_leaves_none(scored):
+    before = workers_alive()
     process, table = scored("pooled")
     np.testing.assert_array_equal(table.values[:, 0], 3.0)
-    started = psutil.Process().children(recursive=True)
+    started = workers_alive() - before
     assert len(started) >= 2
     process.close()
     _, alive = psutil.wait_procs(started, timeout=30)
@@ -172,10 +179,11 @@ def test_a_reward_with_processes_of_its_own_leaves_none(scored):
 
 
 def test_the_death_of_a_process_that_has_forked_is_noticed(scored):
+    before = workers_alive()
     process, table = scored("forks")
     assert table.faults == {"died": 4}
     process.close()
-    _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=30)
+    _, alive = psutil.wait_procs(workers_alive() - before, timeout=30)
     assert alive == []
 
 
