@@ -157,8 +157,8 @@ class LanguageLearner:
         return self._team.gather(self._updater.digest(0))
 
     def _check_team(self) -> None:
-        if self._updater.sharded:
-            return  # No two hold the same piece.
+        if self._team.size == 1 or self._updater.sharded:
+            return  # Nobody to differ from, or no two hold the same piece.
         digests = self._digests()
         differing = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if differing:

@@ -71,12 +71,15 @@ class Updater:
             self._policy.model.eval()
 
     def state(self) -> tuple[Weights, dict[str, Tensor]]:
-        """Trained parameters, and the optimiser's moments by name, none before its first update; CPU clones.
+        """Trained parameters, and the optimiser's moments by name, none before its first update; on the CPU.
 
         Where they are cut, all processes of the team must ask together.
         """
-        moments = {name: whole(part.detach()).cpu().clone() for name, part in self._moments().items()}
-        return self._policy.weights(), moments
+        parameters, moments = (
+            {name: whole(part.detach()).cpu() for name, part in tensors.items()}
+            for tensors in (self._policy.trained, self._moments())
+        )
+        return parameters, moments
 
     def digest(self, steps: int) -> str:
         """BLAKE2b over every trained parameter, optimiser value and the step, in a fixed order; of the own pieces."""
