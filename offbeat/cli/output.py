@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
+
+from offbeat.errors import OffbeatError
 
 
 def print_json(data: Mapping[str, Any]) -> None:
@@ -56,3 +59,23 @@ def silent_stdout(active: bool) -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+
+
+@contextmanager
+def errors_told_once() -> Iterator[None]:
+    """While the block runs, Prefect's console leaves errors of ours, and the frames around them, to the caller.
+
+    Its API, and so its UI, still gets them in full.
+    """
+    handlers = list(logging.getLogger().handlers)
+    for handler in handlers:
+        handler.addFilter(_is_told_by_nobody_else)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(_is_told_by_nobody_else)
+
+
+def _is_told_by_nobody_else(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], OffbeatError))

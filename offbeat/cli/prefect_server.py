@@ -27,6 +27,7 @@ from offbeat.errors import ConfigError, NotReady
 HEALTHY_WITHIN_S = 180.0
 ANSWERS_WITHIN_S = 5.0
 STOP_GRACE_S = 3.0
+LOGS_WITHIN_S = 5.0
 
 # The server's standard input is a pipe that ends with this process, even after kill -9. A shell in the background
 # waits for that end and then takes the whole process group down, itself included; the other becomes the server.
@@ -187,10 +188,14 @@ def _in_environment(url: str, folder: Path) -> Iterator[None]:
 @contextmanager
 def _as_setting(url: str) -> Iterator[None]:
     # Prefect reads the environment once, at its import, which may have been before.
+    from prefect.logging.handlers import APILogWorker
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     with temporary_settings({PREFECT_API_URL: url}):
-        yield
+        try:
+            yield
+        finally:  # What was logged last is still on its way to the server, which ends next.
+            APILogWorker.drain_all(timeout=LOGS_WITHIN_S)
 
 
 def template_path() -> Path:

@@ -16,7 +16,7 @@ import click
 
 from offbeat.cli.clock import elapsed_s
 from offbeat.cli.options import INTERRUPTED, home_option, json_option, run_argument, set_option
-from offbeat.cli.output import silent_stdout
+from offbeat.cli.output import errors_told_once, silent_stdout
 from offbeat.cli.report import Ending, conclude, unfinished_report
 from offbeat.cli.signals import interruptible
 from offbeat.errors import GateRejected, NotReady, OffbeatError, RunCancelled, RunFailed
@@ -162,7 +162,7 @@ def _call_flow(
     try:
         with prefect_api(home, meanwhile=_flow) as api_url:
             _announce(settled, run_id=run_id, home=home, api_url=api_url)
-            with shown_progress(run_id, home):
+            with shown_progress(run_id, home), errors_told_once():
                 return _flow()(str(config), list(overrides), run_id=run_id, resume=resume)
     except (PrefectException, httpx.HTTPError) as error:
         raise RunFailed(f"run {run_id}: Prefect could not carry it through: {error}") from error

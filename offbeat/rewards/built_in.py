@@ -1,16 +1,31 @@
 """The rewards that come with Offbeat. Each has TRL's signature and returns one number, or None, per completion.
 
-A completion is a text, or a list of chat messages, of which the last one's content counts.
+A completion is a text, or a list of chat messages, of which the last one's content counts. The types of keyword-only
+parameters are what a configuration's `arguments` are checked against.
 """
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, PositiveInt
 
 from offbeat.rewards.numbers import last_number, parse_number
 
 Completion = str | Sequence[dict[str, Any]]
 Rewards = list[float | None]
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"no regular expression: {error}") from error
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
+Keywords = Annotated[Sequence[str], Field(min_length=1)]
 
 
 def text_of(completion: Completion) -> str:
@@ -38,13 +53,13 @@ def exact_match(completions: Sequence[Completion], answer: Sequence[Any], **_: A
     ]
 
 
-def regex_format(completions: Sequence[Completion], *, pattern: str, **_: Any) -> Rewards:
+def regex_format(completions: Sequence[Completion], *, pattern: Pattern, **_: Any) -> Rewards:
     """1 where the whole completion, white space around it aside, fits the pattern (`.` also matches line ends)."""
     compiled = re.compile(pattern, re.DOTALL)
     return [float(compiled.fullmatch(text_of(got).strip()) is not None) for got in completions]
 
 
-def length(completion_ids: Sequence[Sequence[int]], *, target: int, limit: int, **_: Any) -> Rewards:
+def length(completion_ids: Sequence[Sequence[int]], *, target: PositiveInt, limit: PositiveInt, **_: Any) -> Rewards:
     """1 up to `target` tokens, falling in a straight line to 0 at `limit` (soft overlong punishment, DAPO eq. 13)."""
     span = max(1, limit - target)
     return [min(1.0, max(0.0, (limit - len(ids)) / span)) for ids in completion_ids]
@@ -65,10 +80,10 @@ def chrf(completions: Sequence[Completion], answer: Sequence[Any], **_: Any) -> 
     return _scored(CHRF(), completions, answer)
 
 
-def keyword(completions: Sequence[Completion], *, keywords: Sequence[str], **_: Any) -> Rewards:
+def keyword(completions: Sequence[Completion], *, keywords: Keywords, **_: Any) -> Rewards:
     """Share of the keywords that the completion holds, whatever their case."""
     wanted = [word.casefold() for word in keywords]
-    return [sum(word in text_of(got).casefold() for word in wanted) / max(1, len(wanted)) for got in completions]
+    return [sum(word in text_of(got).casefold() for word in wanted) / len(wanted) for got in completions]
 
 
 def _agrees(got: str, wanted: str) -> float:

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from offbeat.errors import ConfigError
 from offbeat.rewards import built_in
 
@@ -29,10 +31,22 @@ def load_function(name: str, arguments: Mapping[str, Any]) -> RewardFunction:
         parameters = inspect.signature(found).parameters.values()
     except ValueError as error:
         raise ConfigError(f"reward {name!r}: it cannot be called by name, expected TRL's signature") from error
-    required = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    if missing := [wanted for wanted in required if wanted not in arguments and name in BUILT_IN]:
-        raise ConfigError(f"reward {name!r}: got arguments {sorted(arguments)}, expected {', '.join(missing)} as well")
+    if name in BUILT_IN:
+        _check_arguments(name, {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}, arguments)
     return functools.partial(found, **arguments) if arguments else found
+
+
+def _check_arguments(name: str, expected: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless a built-in reward is given what it takes, and all of it."""
+    if arguments.keys() != expected.keys():
+        raise ConfigError(
+            f"reward {name!r}: got arguments {sorted(arguments)}, expected {', '.join(expected) or 'none at all'}"
+        )
+    for key, value in arguments.items():
+        try:
+            TypeAdapter(expected[key]).validate_python(value, strict=True)
+        except ValidationError as error:
+            raise ConfigError(f"reward {name!r}: {key}: got {value!r}; {error.errors()[0]['msg']}") from error
 
 
 def _import(name: str) -> RewardFunction:

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -37,6 +38,7 @@ def answers(port: int) -> bool:
 
 
 def test_a_server_comes_and_goes_with_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.logging.handlers import APILogWorker
     from prefect.settings import PREFECT_API_URL
 
     done = []
@@ -44,10 +46,13 @@ def test_a_server_comes_and_goes_with_its_block(tmp_path: Path, monkeypatch: pyt
         port = int(url.split(":")[2].removesuffix("/api"))
         assert answers(port)
         assert (os.environ["PREFECT_API_URL"], PREFECT_API_URL.value()) == (url, url)
+        now = datetime.now(UTC).isoformat()
+        APILogWorker.instance().send({"name": "test", "level": 40, "message": "last words", "timestamp": now})
     assert done == ["imports"]
     assert not answers(port)
     assert "PREFECT_API_URL" not in os.environ
-    assert (tmp_path / "prefect" / "prefect.db").is_file()
+    with contextlib.closing(sqlite3.connect(tmp_path / "prefect" / "prefect.db")) as database:
+        assert database.execute("SELECT message FROM log").fetchall() == [("last words",)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

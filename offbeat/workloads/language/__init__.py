@@ -53,20 +53,16 @@ class LanguageWorkload:
         return len(batch.ragged("completion_ids")[0])
 
     def check(self) -> str:
-        """The packages are there, the data can be read and the rewards be loaded; raises ConfigError or NotReady."""
+        """Packages, data and rewards are there, and fit the model; raises ConfigError or NotReady."""
         missing = [name for name in PACKAGES if find_spec(name) is None]
         if missing:
             raise NotReady(f"work of kind language needs {', '.join(missing)}; install the extra: offbeat[language]")
+        from offbeat.workloads.language.fit import check_fit
         from offbeat.workloads.language.sources import check_source
 
         model = check_source(self._config.model)
         self._check_columns()
-        made = self._config.model.made
-        if self._config.model.source is None and self._config.sampling.max_new_tokens >= made.max_length:
-            raise ConfigError(
-                f"workload.sampling.max_new_tokens: got {self._config.sampling.max_new_tokens}, but"
-                f" workload.model.made.max_length {made.max_length} is for prompt and completion together"
-            )
+        check_fit(self._config, self._split)
         rewards = self._rewards("check")
         try:
             rewards.start()
@@ -231,26 +227,13 @@ class LanguageWorkload:
         }
 
     def _prompts(self, rows: "Sequence[tuple[int, dict[str, object]]]") -> "list[Prompt]":
-        from offbeat.workloads.language.base_model import vocabulary_size
-        from offbeat.workloads.language.prompts import check_known, make_prompts
+        from transformers import AutoConfig
 
-        prompts = make_prompts(rows, self._config.data, self._tokenizer, max_tokens=self._most_prompt_tokens)
-        check_known(prompts, vocabulary_size(self._base), self._tokenizer)
-        return prompts
+        from offbeat.workloads.language.fit import fitting_prompts
 
-    @property
-    def _most_prompt_tokens(self) -> int:
-        """The configured bound, or what the model's positions leave beside the longest completion."""
-        from offbeat.workloads.language.base_model import num_positions
-
-        wanted, positions = self._config.data.max_prompt_tokens, num_positions(self._base)
-        left = positions - self._config.sampling.max_new_tokens if positions else wanted
-        if left < 1:
-            raise ConfigError(
-                f"workload.sampling.max_new_tokens: got {self._config.sampling.max_new_tokens}, but the model has"
-                f" {positions} positions for prompt and completion together"
-            )
-        return min(wanted, left)
+        tokenizer = self._tokenizer  # Says what is wrong where the base folder is not there yet.
+        model = AutoConfig.from_pretrained(self._base, local_files_only=True)
+        return fitting_prompts(rows, self._config, tokenizer, model)
 
     @property
     def _functions(self) -> tuple[RewardConfig, ...]:

@@ -10,8 +10,6 @@ Made once, by the provision stage; trainer and generators only open it. A folder
 import json
 import os
 import shutil
-import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +17,13 @@ import torch
 from safetensors import SafetensorError
 
 from offbeat.config import RunConfig
-from offbeat.config.language import LanguageConfig, LoraConfig, ModelConfig
+from offbeat.config.language import LanguageConfig, ModelConfig
 from offbeat.errors import CheckpointError, ConfigError, NotReady
-from offbeat.workloads.language.prompts import Messages, Split, plain_conversation, read_split
-from offbeat.workloads.language.rows import Row
+from offbeat.workloads.language.adapter import with_adapter
+from offbeat.workloads.language.made_model import made_model, made_tokenizer
+from offbeat.workloads.language.prompts import Split, read_split
 from offbeat.workloads.language.sources import model_file
-from offbeat.workloads.language.tokenizers import train_tokenizer
+from offbeat.workloads.language.tokenizers import with_pad
 from offbeat.workloads.language.warm_up import warm_up
 
 if TYPE_CHECKING:
@@ -54,24 +53,9 @@ def open_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     try:
-        return _with_pad(AutoTokenizer.from_pretrained(folder))
+        return with_pad(AutoTokenizer.from_pretrained(folder))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"no tokenizer can be opened in {folder}: {error}") from error
-
-
-def num_positions(folder: Path) -> int | None:
-    """How many tokens the model of a folder can hold at once, where it says so."""
-    from transformers import AutoConfig
-
-    found = getattr(AutoConfig.from_pretrained(folder, local_files_only=True), "max_position_embeddings", None)
-    return int(found) if found else None
-
-
-def vocabulary_size(folder: Path) -> int:
-    """How many tokens the model of a folder knows."""
-    from transformers import AutoConfig
-
-    return int(AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config().vocab_size)
 
 
 def open_model(folder: Path, model: ModelConfig, *, device: str, seed: int = 0) -> "PreTrainedModel":
@@ -82,15 +66,15 @@ def open_model(folder: Path, model: ModelConfig, *, device: str, seed: int = 0) 
         opened = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, model.dtype), local_files_only=True)
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"no model can be opened in {folder}: {error}") from error
-    adapted = _with_adapter(opened, model.lora, seed) if model.lora.rank else opened
+    adapted = with_adapter(opened, model.lora, seed) if model.lora.rank else opened
     return adapted.to(device)
 
 
 def _make(config: RunConfig, workload: LanguageConfig, folder: Path) -> dict[str, float]:
     split = read_split(workload.data)
     if workload.model.source is None:
-        tokenizer = train_tokenizer(_texts([row for _, row in split.train]), workload.model.made)
-        model = _made(workload.model, tokenizer, config.seed)
+        tokenizer = made_tokenizer(workload.model.made, split)
+        model = made_model(workload.model, tokenizer, config.seed)
     else:
         fetched = folder.with_name(f"{folder.name.removesuffix('.part')}.source.part")
         with model_file(workload.model, fetched) as file:
@@ -111,40 +95,6 @@ def _warmed_up(
     if not workload.model.warm_up.steps:
         return {}
     return warm_up(model, tokenizer, split.train, workload, seed=config.seed, device=config.training.device)
-
-
-def _made(config: ModelConfig, tokenizer: "PreTrainedTokenizerBase", seed: int) -> "PreTrainedModel":
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    made = config.made
-    shape = {
-        "llama": {
-            "hidden_size": made.hidden_size,
-            "intermediate_size": made.intermediate_size,
-            "num_hidden_layers": made.num_layers,
-            "num_attention_heads": made.num_heads,
-            "num_key_value_heads": made.num_heads,
-            "max_position_embeddings": made.max_length,
-        },
-        "gpt2": {
-            "n_embd": made.hidden_size,
-            "n_inner": made.intermediate_size,
-            "n_layer": made.num_layers,
-            "n_head": made.num_heads,
-            "n_positions": made.max_length,
-        },
-    }[made.architecture]
-    described = AutoConfig.for_model(
-        made.architecture,
-        vocab_size=len(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        **shape,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(described, dtype=getattr(torch, config.dtype))
 
 
 def _from_source(config: ModelConfig, gguf: Path | None = None) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
@@ -175,43 +125,4 @@ def _from_source(config: ModelConfig, gguf: Path | None = None) -> tuple["PreTra
         raise ConfigError(
             f"workload.model.source: {config.source} lacks {len(missing)} of the model's weights, {missing[0]} first"
         )
-    return model, _with_pad(tokenizer)
-
-
-def _with_pad(tokenizer: Any) -> Any:
-    """Padding needs a token; it never counts, so any will do."""
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-    if tokenizer.pad_token_id is None:
-        raise ConfigError("the tokenizer has neither a pad, an end nor an unknown token; add one of them")
-    return tokenizer
-
-
-def _with_adapter(model: Any, config: LoraConfig, seed: int) -> Any:
-    from peft import LoraConfig as Adapter
-    from peft import get_peft_model
-
-    adapter = Adapter(
-        r=config.rank,
-        lora_alpha=config.alpha,
-        target_modules=list(config.target_modules) or "all-linear",
-        task_type="CAUSAL_LM",
-    )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # What transformers will rename is peft's to follow.
-        torch.manual_seed(seed)
-        try:
-            return get_peft_model(model, adapter)
-        except ValueError as error:
-            raise ConfigError(f"workload.model.lora: {error}") from error
-
-
-def _texts(rows: Iterable[Row]) -> Iterable[str]:
-    """Every text of the rows, chat messages among them, for a tokenizer to learn from."""
-    for row in rows:
-        for value in row.values():
-            if isinstance(value, str):
-                yield value.encode("utf-8", "ignore").decode()  # A lone surrogate is no character.
-            elif isinstance(value, list) and value and isinstance(value[0], dict) and "content" in value[0]:
-                messages: Messages = value
-                yield plain_conversation(messages)
+    return model, with_pad(tokenizer)

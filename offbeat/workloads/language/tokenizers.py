@@ -1,12 +1,13 @@
-"""Tokenizers trained from the data, for models that are made on the spot."""
+"""Tokenizers trained from the data, for models that are made on the spot, and what every tokenizer must have."""
 
 import string
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from offbeat.config.language import MadeModelConfig
+from offbeat.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -29,6 +30,15 @@ def train_tokenizer(texts: Iterable[str], config: MadeModelConfig) -> "PreTraine
         model_max_length=config.max_length,
         clean_up_tokenization_spaces=False,
     )
+
+
+def with_pad(tokenizer: Any) -> Any:
+    """The tokenizer with a pad token, which never counts, so that any will do; raises ConfigError where none is."""
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if tokenizer.pad_token_id is None:
+        raise ConfigError("the tokenizer has neither a pad, an end nor an unknown token; add one of them")
+    return tokenizer
 
 
 def _of_characters(texts: Iterable[str]) -> Tokenizer:

@@ -1,9 +1,11 @@
+import logging
 import os
 import sys
 
 import pytest
 
-from offbeat.cli.output import print_json, print_table, short_number, silent_stdout
+from offbeat.cli.output import errors_told_once, print_json, print_table, short_number, silent_stdout
+from offbeat.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,14 @@ def test_a_silent_stdout_sends_everything_to_stderr_and_comes_back(capfd):
     out, err = capfd.readouterr()
     assert out == "the result\n"
     assert {"from a child", "from a library"} <= set(err.splitlines())
+
+
+def test_an_error_of_ours_is_left_to_the_command_and_others_are_not(caplog):
+    def log(error):
+        logging.getLogger("prefect.flow_runs").error("it failed", exc_info=error)
+
+    with errors_told_once():
+        log(ConfigError("ours"))
+        log(RuntimeError("somebody else's"))
+    log(ConfigError("ours, later"))
+    assert [str(record.exc_info[1]) for record in caplog.records] == ["somebody else's", "ours, later"]

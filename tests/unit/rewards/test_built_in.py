@@ -60,6 +60,19 @@ def test_an_unknown_name_names_the_known_ones():
         load_function("acuracy", {})
 
 
-def test_a_missing_argument_is_said_before_anything_runs():
-    with pytest.raises(ConfigError, match="expected pattern as well"):
-        load_function("format", {})
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("accuracy", {"zzz": 1}, r"got arguments \['zzz'\], expected none at all"),
+        ("format", {}, r"got arguments \[\], expected pattern"),
+        ("format", {"pattern": "(("}, r"pattern: got '\(\('; .*no regular expression: missing \)"),
+        ("format", {"pattern": 3}, "pattern: got 3; Input should be a valid string"),
+        ("length", {"target": 5}, r"got arguments \['target'\], expected target, limit"),
+        ("length", {"target": 5, "limit": "9"}, "limit: got '9'; Input should be a valid integer"),
+        ("keyword", {"keywords": "red"}, "keywords: got 'red'; 'str' instances are not allowed"),
+        ("keyword", {"keywords": []}, r"keywords: got \[\]; Value should have at least 1 item"),
+    ],
+)
+def test_wrong_arguments_are_said_before_anything_runs(name, arguments, said):
+    with pytest.raises(ConfigError, match=said):
+        load_function(name, arguments)
