@@ -3,6 +3,8 @@
 from offbeat.cli import clock  # The first of all, for it takes the time.
 
 # isort: split
+import os
+
 import click
 
 from offbeat import __version__
@@ -21,6 +23,7 @@ def main(*, debug: bool) -> None:
     `offbeat run CONFIG` goes through the whole lifecycle on this machine: it plays, learns, checks, evaluates and
     registers.
     """
+    os.environ.setdefault("TQDM_DISABLE", "1")  # No library's progress bars; tqdm reads this when it is imported.
 
 
 for _command in (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from offbeat.cli.options import home_option, set_option
+from offbeat.cli.signals import interruptible
 from offbeat.errors import ConfigError, NotReady
 
 if TYPE_CHECKING:
@@ -26,10 +27,11 @@ def doctor(*, config: Path | None, overrides: Sequence[str], home: Path) -> None
     """
     from offbeat.doctor import machine_checks, run_checks
 
-    failed = _report({**machine_checks(home), "prefect": _check_prefect})
-    if config is not None:
-        settled = _load(config, overrides)
-        failed += _report(run_checks(settled, home)) if settled else 1
+    with interruptible():  # What a check has written goes with it, also when it is told to stop.
+        failed = _report({**machine_checks(home), "prefect": _check_prefect})
+        if config is not None:
+            settled = _load(config, overrides)
+            failed += _report(run_checks(settled, home)) if settled else 1
     if failed:
         click.echo(f"{failed} check{'s' * (failed > 1)} failed", err=True)
         click.get_current_context().exit(NotReady.exit_code)

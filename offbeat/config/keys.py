@@ -49,6 +49,9 @@ def nearest(key: str, chosen: dict[str, type[BaseModel]]) -> str:
     # Of equally good guesses the one of the default kinds is named.
     choices = (_default_sections() | chosen, chosen)
     keys = list(dict.fromkeys(name for choice in choices for name in _keys_of(RunConfig, "", chosen=choice)))
+    longer = [name.rpartition(".")[2] for name in keys if name.startswith(f"{key}_")]
+    if longer:
+        return f"; did you mean {' or '.join(longer)}?"
     sections = {name.rpartition(".")[0] for name in keys} - {""}
     likeness = {name: _likeness(word, section, name) for name in [*keys, *sorted(sections)]}
     best = max(likeness, key=likeness.__getitem__)

@@ -127,8 +127,13 @@ def test_no_number_is_infinite(value: float) -> None:
 )
 def test_a_misspelt_key_names_the_nearest(misspelt: str, meant: str) -> None:
     message = fault(nested(misspelt, 1))
-    assert f"{misspelt}: unknown key; did you mean" in message
-    assert message.endswith(f"{meant}?")
+    said = f"{misspelt}: unknown key; did you mean "
+    assert meant in message.partition(said)[2].rstrip("?").split(" or ")
+
+
+def test_the_beginning_of_keys_names_them_before_an_equal_one_elsewhere() -> None:
+    message = fault({"workload": {"kind": "language"}, "training": {"algorithm": {"kind": "grpo", "clip": 0.2}}})
+    assert message.endswith("training.algorithm.clip: unknown key; did you mean clip_low or clip_high?")
 
 
 def test_a_key_in_the_wrong_section_names_its_own() -> None:

@@ -256,7 +256,7 @@ class LanguageWorkload:
 
 
 def _hush() -> None:
-    """No progress bars and no advice of transformers on a log; set in the environment, which its import reads."""
+    """No progress bars and no advice on a log; set in the environment, which transformers' and tqdm's imports read."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")

@@ -1,3 +1,6 @@
+import os
+import signal
+
 import pytest
 
 
@@ -53,3 +56,13 @@ def test_a_prefect_api_that_does_not_answer(invoke, home, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     result = invoke("doctor", "--home", home)
     assert (result.exit_code, marks(result)["prefect"]) == (2, "FAILED")
+
+
+def test_a_check_that_is_told_to_stop_takes_what_it_wrote_along(invoke, config_file, home, monkeypatch):
+    def stopped(config, base):
+        base.parent.joinpath("half").write_text("written")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("offbeat.workloads.open_workload", stopped)
+    assert invoke("doctor", config_file, "--home", home).exit_code == 130
+    assert list(home.iterdir()) == []
