@@ -73,15 +73,15 @@ def make_prompts(
 
     What was dropped or cut is logged with the number of rows and the longest.
     """
-    made, longest, num_long = [], 0, 0
+    made, lengths = [], []  # lengths: of the prompts that cannot stay as they are
     for index, row in rows:
         given = given_prompt(row[config.prompt_column], config.system_prompt)
         try:
             ids = tuple(token_ids(given, config, tokenizer))
         except TemplateError as error:
             raise ConfigError(f"data: the chat template refuses the prompt of row {index}: {error}") from error
-        if not ids or len(ids) > max_tokens:
-            num_long, longest = num_long + 1, max(longest, len(ids))
+        if not 0 < len(ids) <= max_tokens:
+            lengths.append(len(ids))
             if config.too_long == "fail" and ids:
                 raise ConfigError(
                     f"data: the prompt of row {index} has {len(ids)} tokens, expected at most {max_tokens}"
@@ -91,13 +91,13 @@ def make_prompts(
             ids = ids[-max_tokens:]
         columns = {name: value for name, value in row.items() if name != config.prompt_column}
         made.append(Prompt(index=index, given=given, ids=ids, columns=columns))
-    if num_long:
-        done = "dropped" if config.too_long == "drop" else "cut at the left"
-        logger.warning(
-            "%d of %d prompts %s: empty, or above %d tokens (%d)", num_long, len(rows), done, max_tokens, longest
-        )
+    num_empty, longest = lengths.count(0), max(lengths, default=0)
+    found = f"{num_empty} empty, {len(lengths) - num_empty} above {max_tokens} tokens (longest {longest})"
     if not made:
-        raise ConfigError(f"data: none of {len(rows)} prompts has 1 to {max_tokens} tokens; see data.max_prompt_tokens")
+        raise ConfigError(f"data: none of {len(rows)} prompts can be used: {found}; see data.max_prompt_tokens")
+    if lengths:
+        done = "dropped" if config.too_long == "drop" else "cut at the left, or dropped where empty"
+        logger.warning("%d of %d prompts %s: %s", len(lengths), len(rows), done, found)
     return made
 
 

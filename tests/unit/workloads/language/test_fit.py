@@ -40,7 +40,9 @@ def test_a_prompt_that_may_not_be_too_long(base: Path) -> None:
         check({"made": {"max_length": 32}}, too_long="fail")
     with pytest.raises(ConfigError, match="row 1 has 40 tokens, expected at most 16"):  # 256 positions
         check({"source": str(base)}, new_tokens=240, too_long="fail")
-    with pytest.raises(ConfigError, match="none of 1 prompts has 1 to 16 tokens"):  # of the validation side
+    with pytest.raises(
+        ConfigError, match="none of 1 prompts can be used: 0 empty, 1 above 16 tokens"
+    ):  # of the validation side
         check({"source": str(base)}, new_tokens=240)
 
 

@@ -103,7 +103,7 @@ def test_long_prompts_are_dropped_and_counted(
     with caplog.at_level(logging.WARNING):
         made = make_prompts(rows, DataConfig(), tokenizer, max_tokens=512)
     assert [prompt.index for prompt in made] == [1]
-    assert "2 of 3 prompts dropped: empty, or above 512 tokens (100000)" in caplog.text
+    assert "2 of 3 prompts dropped: 1 empty, 1 above 512 tokens (longest 100000)" in caplog.text
 
 
 def test_long_prompts_keep_their_end(tokenizer: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture) -> None:
@@ -121,7 +121,7 @@ def test_long_prompts_fail_by_name(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def test_no_prompt_left_is_a_fault(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(ConfigError, match="none of 1 prompts has 1 to 4 tokens"):
+    with pytest.raises(ConfigError, match="none of 1 prompts can be used: 0 empty, 1 above 4 tokens"):
         _made("hello", tokenizer, max_tokens=4)
 
 
