@@ -6,9 +6,10 @@ import time
 import pytest
 
 from offbeat.ledger import read_account
+from offbeat.lifecycle.provisioning import prepare_run
 from offbeat.runs import Run
 from offbeat.trainer.replay import replay
-from tests.sides import Sides, small_config
+from tests.sides import Sides, language_config, small_config
 
 
 def kill_at_random(sides: Sides, run: Run, *, kills: int, seed: int) -> None:
@@ -17,7 +18,8 @@ def kill_at_random(sides: Sides, run: Run, *, kills: int, seed: int) -> None:
     for _ in range(kills):
         sides.wait_for_steps(run, at_least=read_account(run).steps + 1)
         time.sleep(chance.uniform(0.0, 0.5))  # the random moment itself, not a synchronisation
-        role = chance.choice(["trainer", "trainer", "generator-0", "generator-1"])
+        generators = [f"generator-{index}" for index in range(run.config.generator.num_generators)]
+        role = chance.choice(["trainer", "trainer", *generators])
         sides.kill(role)
         assert read_account(run).difference == 0
         sides.start(role)
@@ -51,5 +53,18 @@ def test_twenty_kills(tmp_path):
     with Sides(run) as sides:
         sides.start_all()
         kill_at_random(sides, run, kills=20, seed=7)
+        sides.wait_until_done(run)
+    check_everything(run)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1500)
+def test_ten_kills_of_a_language_run(tmp_path):
+    pytest.importorskip("trl", reason="the extra `language` is not installed")
+    run = Run.create(language_config(max_steps=100), run_id="killed", home=tmp_path)
+    prepare_run(run)
+    with Sides(run) as sides:
+        sides.start_all()
+        kill_at_random(sides, run, kills=10, seed=3)
         sides.wait_until_done(run)
     check_everything(run)
