@@ -51,6 +51,12 @@ class WarmUpConfig(Section):
     batch_size: int = Field(32, ge=1, le=4096, description="Examples per step.")
     learning_rate: float = Field(1e-3, gt=0, le=1, description="Step size of its AdamW.")
     completion_column: str = Field("completion", min_length=1, description="Column that holds the solved answer.")
+    stop_at: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Stop once this share of solved training prompts beyond `examples` is answered right.",
+    )
 
 
 def _check_wheel(requirement: str, file: str | None, sha256: str | None) -> None:
