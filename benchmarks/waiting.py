@@ -28,7 +28,9 @@ from offbeat.runs import Run
 
 CONFIG = ROOT / "deployments" / "arithmetic.yaml"
 SETTINGS = (
+    "workload.model.made.architecture=llama",
     "workload.model.made.hidden_size=64",
+    "workload.model.made.num_heads=4",
     "workload.model.made.num_layers=2",
     "workload.model.made.intermediate_size=128",
     "workload.model.made.max_length=64",

@@ -2,6 +2,8 @@ import sys
 
 import pytest
 
+from offbeat.config import load_config
+
 
 @pytest.fixture
 def scripts(tmp_path, monkeypatch):
@@ -57,3 +59,11 @@ def test_the_benchmarks_of_the_source_tree_load_and_say_what_they_take(invoke, m
         result = invoke("bench", name, "--help")
         assert result.exit_code == 0
         assert f"offbeat bench {name}" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["language", "throughput", "waiting"])
+def test_the_settings_of_each_fit_the_deployment_that_it_changes(monkeypatch, name):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    benchmark = pytest.importorskip(f"benchmarks.{name}")
+    settled = load_config(benchmark.CONFIG, benchmark.SETTINGS, environ={})
+    assert settled.generator.num_generators >= 1
