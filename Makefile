@@ -9,6 +9,8 @@ EXTRAS ?= dev,language
 # PyTorch's CPU wheel index, where the default build (CUDA on Linux, several gigabytes) is not wanted:
 #   make install TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
+# Processes that `make test` shares the test files among; 0 runs them in one.
+WORKERS ?= 2
 # The interpreter that .venv is made with; by default the first of these that is 3.11 to 3.13.
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
 	"$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && { echo "$$name"; break; }; done)
@@ -31,7 +33,7 @@ run-language:  ## Post-train a small language model on arithmetic: deployments/a
 	$(MAKE) run CONFIG=deployments/arithmetic.yaml
 
 test: $(INSTALLED)  ## Run the tests (ARGS go to pytest), all but the long ones
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(INSTALLED)  ## Check format, lint, types and which room imports which
 	$(BIN)/ruff format --check .

@@ -23,8 +23,8 @@ def finished(tmp_path_factory):
     baseline = prepare_run(run)
     with Sides(run) as sides:
         sides.start_all()
+        sides.wait_for_steps(run, at_least=2)
         for role in ("trainer", "generator-0"):
-            sides.wait_for_steps(run, at_least=read_account(run).steps + 2)
             sides.kill(role)
             sides.start(role)
         sides.wait_until_done(run)

@@ -25,6 +25,7 @@ from offbeat.workloads.language.columns import language_schema
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from offbeat.workloads.language.learner import LanguageLearner
     from offbeat.workloads.language.policy import LanguagePolicy
     from offbeat.workloads.language.prompts import Prompt, Split
     from offbeat.workloads.language.team import Team
@@ -126,16 +127,15 @@ class LanguageWorkload:
 
     def make_learner(self) -> Learner:
         """A learner at step 0: the base model, held by `strategy.num_workers` processes."""
-        from offbeat.workloads.language.learner import LanguageLearner
         from offbeat.workloads.language.team_start import open_team
 
-        team = open_team(self._run, self._base)
+        team = open_team(self._run, self._base, meanwhile=_learner_class)
         policy = self._open_policy(self._run.training.device)
-        return LanguageLearner(self._run, self._config, self._algorithm, policy, team)
+        return _learner_class()(self._run, self._config, self._algorithm, policy, team)
 
     def follow(self) -> None:
         """Be one of the trainer processes that a launcher such as torchrun started, not the first."""
-        from offbeat.workloads.language.follower import ignore_signals
+        from offbeat.workloads.language.follower_process import ignore_signals
         from offbeat.workloads.language.team_start import join_launched
 
         team = join_launched(self._run)
@@ -253,6 +253,13 @@ class LanguageWorkload:
         rewards = self._config.rewards
         weights = [function.weight for function in self._functions]
         return RewardCombiner(weights, clip=rewards.clip, smoothing=rewards.smoothing)
+
+
+def _learner_class() -> "type[LanguageLearner]":
+    # TRL and what it imports: many seconds.
+    from offbeat.workloads.language.learner import LanguageLearner
+
+    return LanguageLearner
 
 
 def _hush() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("DISABLE_MLFLOW_INTEGRATION", "TRUE")  # It reports nothing, and would import MLflow: two seconds.
 
 import torch
 from datasets import Dataset

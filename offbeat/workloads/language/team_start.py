@@ -20,24 +20,26 @@ import torch.distributed as dist
 
 from offbeat.config import RunConfig
 from offbeat.errors import ConfigError, NotReady, WorkloadError
+from offbeat.workloads.language.follower_process import PARENT
 from offbeat.workloads.language.team import PATIENCE, DistributedTeam, Team
 from offbeat.workloads.launched import LAUNCHER, launched_rank
 
-RANK, SIZE, MEETING, PARENT = (f"OFFBEAT_TEAM_{name}" for name in ("RANK", "SIZE", "MEETING", "PARENT"))
+RANK, SIZE, MEETING = (f"OFFBEAT_TEAM_{name}" for name in ("RANK", "SIZE", "MEETING"))
 END_TIMEOUT_S = 10.0
 POLL_S = 0.02
 
 
-def open_team(config: RunConfig, base: Path) -> Team:
+def open_team(config: RunConfig, base: Path, *, meanwhile: Callable[[], object] = lambda: None) -> Team:
     """The trainer's team, seen from its first process.
 
-    Raises ConfigError when torchrun started another number of processes than `strategy.num_workers`.
+    meanwhile: work (slow imports) to do while followers that are started here do theirs. Raises ConfigError when
+    torchrun started another number of processes than `strategy.num_workers`.
     """
     if launched_rank() is not None:
         return join_launched(config)
     if config.strategy.num_workers == 1:
         return Team()
-    return _start(config, base)
+    return _start(config, base, meanwhile)
 
 
 def join_launched(config: RunConfig) -> Team:
@@ -64,7 +66,7 @@ def join_started(config: RunConfig) -> Team:
     return _met(config, os.environ[MEETING], rank=rank, size=size)
 
 
-def _start(config: RunConfig, base: Path) -> Team:
+def _start(config: RunConfig, base: Path, meanwhile: Callable[[], object]) -> Team:
     size = config.strategy.num_workers
     if config.training.device == "cuda" and torch.cuda.device_count() < size:
         raise NotReady(f"strategy.num_workers: got {size}, but there are {torch.cuda.device_count()} GPUs here")
@@ -76,6 +78,7 @@ def _start(config: RunConfig, base: Path) -> Team:
         shutil.rmtree(folder, ignore_errors=True)
 
     try:
+        meanwhile()
         return _met(config, str(folder / "meeting"), rank=0, size=size, followers=followers, ended=ended)
     except BaseException:
         for follower in followers:
@@ -116,7 +119,7 @@ def _follower(config: RunConfig, base: Path, meeting: Path, *, rank: int, size: 
     if config.training.device == "cuda":
         own["CUDA_VISIBLE_DEVICES"] = _visible_devices()[rank]
     process = subprocess.Popen(
-        [sys.executable, "-m", "offbeat.workloads.language.follower"],
+        [sys.executable, "-m", "offbeat.workloads.language.follower_process"],
         stdin=subprocess.PIPE,
         env=os.environ | own | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )

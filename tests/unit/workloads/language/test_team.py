@@ -19,7 +19,7 @@ from offbeat.errors import ConfigError, WorkloadError
 from offbeat.workloads.language import LanguageWorkload
 from offbeat.workloads.language.learner import LanguageLearner
 from offbeat.workloads.language.policy import LanguagePolicy
-from offbeat.workloads.language.team_start import join_launched
+from offbeat.workloads.language.team_start import _meeting_folder, join_launched
 from tests.unit.workloads.language.small_models import make_base, recorded_batch, run_config
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -63,7 +63,7 @@ def _learner(
 def _followers() -> list[psutil.Process]:
     """Of this process, which may have other children."""
     found = psutil.process_iter(["cmdline", "ppid"])
-    module = "offbeat.workloads.language.follower"
+    module = "offbeat.workloads.language.follower_process"
     return [one for one in found if one.info["ppid"] == os.getpid() and module in (one.info["cmdline"] or ())]
 
 
@@ -140,19 +140,21 @@ def test_a_follower_ends_with_the_first_process(base: Path, tmp_path: Path) -> N
         os.kill(first.pid, signal.SIGKILL)
         _wait(lambda: not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE)
     assert [path.name for path in base.parent.glob("team-*")] == [f"team-{first.pid}"]
-    _learner(base, 2).close()
-    assert list(base.parent.glob("team-*")) == []
 
 
-def test_what_a_process_of_the_same_number_left_is_no_hindrance(base: Path) -> None:
-    (base.parent / f"team-{os.getpid()}").mkdir()
-    (base.parent / f"team-{os.getpid()}" / "meeting").write_text("of another life")
-    _learner(base, 2).close()
-    assert list(base.parent.glob("team-*")) == []
+def test_what_teams_that_are_gone_left_is_removed_and_that_of_living_ones_is_not(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for pid in (gone.pid, os.getpid(), os.getppid()):  # The same number again, too, as in a restarted container.
+        (tmp_path / f"team-{pid}").mkdir()
+        (tmp_path / f"team-{pid}" / "meeting").write_text("of another life")
+    own = _meeting_folder(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {own.name, f"team-{os.getppid()}"}
+    assert list(own.iterdir()) == []
 
 
 def test_a_follower_whose_parent_is_gone_already_ends_at_once() -> None:
-    code = "import time; from offbeat.workloads.language.follower import end_with_parent; {}; time.sleep(600)"
+    code = "import time; from offbeat.workloads.language.follower_process import end_with_parent; {}; time.sleep(600)"
     orphan = subprocess.run([sys.executable, "-c", code.format("end_with_parent(0)")], timeout=DEADLINE_S, check=False)
     assert orphan.returncode == 1
 
