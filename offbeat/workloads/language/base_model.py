@@ -22,7 +22,7 @@ from offbeat.errors import CheckpointError, ConfigError, NotReady
 from offbeat.workloads.language.adapter import with_adapter
 from offbeat.workloads.language.made_model import made_model, made_tokenizer
 from offbeat.workloads.language.prompts import Split, read_split
-from offbeat.workloads.language.sources import model_file
+from offbeat.workloads.language.sources import model_file, refused
 from offbeat.workloads.language.tokenizers import with_pad
 from offbeat.workloads.language.warm_up import warm_up
 
@@ -105,7 +105,7 @@ def _from_source(config: ModelConfig, gguf: Path | None = None) -> tuple["PreTra
         place, file = str(gguf.parent), {"gguf_file": gguf.name}
         # Packed weights can be neither saved nor trained.
         unpacked = {"quantization_config": GgufConfig(dequantize=True)}
-    try:
+    with refused(config.source):
         tokenizer = AutoTokenizer.from_pretrained(place, revision=config.revision, **file)
         model, loaded = AutoModelForCausalLM.from_pretrained(
             place,
@@ -115,11 +115,6 @@ def _from_source(config: ModelConfig, gguf: Path | None = None) -> tuple["PreTra
             **file,
             **unpacked,
         )
-    # A folder of somebody else's raises whatever its damage leads to.
-    except (OSError, ValueError, ImportError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(
-            f"workload.model.source: {config.source} cannot be opened: {type(error).__name__}: {error}"
-        ) from error
     # transformers would fill them with random numbers and go on.
     if missing := sorted(loaded["missing_keys"]):
         raise ConfigError(

@@ -1,7 +1,6 @@
 """Do prompts, tokenizer, adapter and model fit each other? Whatever is at hand is asked before anything starts."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from offbeat.workloads.language.adapter import with_adapter
 from offbeat.workloads.language.made_model import described, made_tokenizer
 from offbeat.workloads.language.prompts import Prompt, Split, check_known, make_prompts
 from offbeat.workloads.language.rows import Row
+from offbeat.workloads.language.sources import refused
 from offbeat.workloads.language.tokenizers import with_pad
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _at_hand(workload: LanguageConfig, split: Split) -> "tuple[PreTrainedTokeniz
 def _opened(folder: str) -> "tuple[PreTrainedTokenizerBase, PreTrainedConfig]":
     from transformers import AutoConfig, AutoTokenizer
 
-    with _told_of(folder):
+    with refused(folder):
         model = AutoConfig.from_pretrained(folder, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return with_pad(tokenizer), model
@@ -65,19 +65,8 @@ def _opened(folder: str) -> "tuple[PreTrainedTokenizerBase, PreTrainedConfig]":
 def _without_weights(model: "PreTrainedConfig", source: str | None) -> Any:
     from transformers import AutoModelForCausalLM
 
-    with _told_of(source), torch.device("meta"):
+    with refused(source), torch.device("meta"):
         return AutoModelForCausalLM.from_config(model)
-
-
-@contextmanager
-def _told_of(source: str | None) -> Iterator[None]:
-    """A folder of somebody else's raises whatever its damage leads to."""
-    try:
-        yield
-    except Exception as error:
-        raise ConfigError(
-            f"workload.model.source: {source} cannot be opened: {type(error).__name__}: {error}"
-        ) from error
 
 
 def _most_prompt_tokens(workload: LanguageConfig, model: "PreTrainedConfig") -> int:

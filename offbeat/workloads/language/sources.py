@@ -20,6 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from safetensors import SafetensorError
+
 from offbeat.config.language import PIP, ModelConfig
 from offbeat.errors import ConfigError, NotReady
 
@@ -29,6 +31,8 @@ LAST_LINES = 6
 # User, password or token of an address, and its query: an index may be private, and pip's words end up in logs.
 SECRETS = re.compile(r"(?<=://)[^\s'\"<>]*(?=@)|(?<=\?)[^\s'\"<>)]+")
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)  # RuntimeError: packed in a way that cannot be read.
+# A folder of somebody else's raises whatever its damage leads to.
+DAMAGED_MODEL = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError)
 INSTEAD = "or get the file yourself and set workload.model.source to its path"
 
 
@@ -54,6 +58,17 @@ def check_source(model: ModelConfig) -> str:
     if source.startswith((".", "/", "~")):
         raise ConfigError(f"workload.model.source: {source} is not there; expected a folder, .gguf file or hub id")
     return f"model {source} of a hub, which the run fetches"
+
+
+@contextmanager
+def refused(source: str | None) -> Iterator[None]:
+    """Say of whatever opening a source raises that it cannot be opened: a ConfigError."""
+    try:
+        yield
+    except DAMAGED_MODEL as error:
+        raise ConfigError(
+            f"workload.model.source: {source} cannot be opened: {type(error).__name__}: {error}"
+        ) from error
 
 
 @contextmanager
