@@ -78,4 +78,5 @@ def errors_told_once() -> Iterator[None]:
 
 
 def _is_told_by_nobody_else(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], OffbeatError))
+    ours = record.exc_info and isinstance(record.exc_info[1], OffbeatError)
+    return not (ours and record.name.startswith("prefect."))

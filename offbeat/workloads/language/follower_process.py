@@ -55,7 +55,7 @@ def main() -> None:
 def end_with_parent(parent: int) -> None:
     """End when process 0 does, at whatever it is then: on Linux even while stopped, by the kernel.
 
-    parent: its process id; it may be gone already, for this process has taken seconds to get here.
+    parent: its process id; it may be gone already.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

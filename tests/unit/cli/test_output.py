@@ -36,11 +36,13 @@ def test_a_silent_stdout_sends_everything_to_stderr_and_comes_back(capfd):
 
 
 def test_an_error_of_ours_is_left_to_the_command_and_others_are_not(caplog):
-    def log(error):
-        logging.getLogger("prefect.flow_runs").error("it failed", exc_info=error)
+    def log(error, logger="prefect.flow_engine"):
+        logging.getLogger(logger).error("it failed", exc_info=error)
 
     with errors_told_once():
-        log(ConfigError("ours"))
+        log(ConfigError("ours, told by Prefect"))
+        log(ConfigError("ours, told by us"), "offbeat.trainer")
         log(RuntimeError("somebody else's"))
     log(ConfigError("ours, later"))
-    assert [str(record.exc_info[1]) for record in caplog.records] == ["somebody else's", "ours, later"]
+    told = [str(record.exc_info[1]) for record in caplog.records]
+    assert told == ["ours, told by us", "somebody else's", "ours, later"]
